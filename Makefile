@@ -58,7 +58,7 @@ bench: $(READY) ## Speed of the engine, how soon commands start, memory of the a
 bench-scheduler: $(READY) ## Pods per second with and without gputile on a real kube-scheduler (ARGS="--help")
 	$(BIN)/python -m bench.scheduler $(ARGS)
 
-bench-hostile: $(READY) ## /healthz and verbs of good pods beside hostile pods and slow strangers, real API server (ARGS="--help")
+bench-hostile: $(READY) ## /healthz and verbs of good pods beside hostile pods and slow clients, real API server (ARGS="--help")
 	$(BIN)/python -m bench.hostile $(ARGS)
 
 bench-scrape: $(READY) ## How long a scrape of the scheduler's /metrics takes, and what it holds up

@@ -6,6 +6,8 @@ make pictures         writes docs/architecture.svg
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+import click
+
 SIZE = (1080, 640)
 STYLE = """
   text { font-family: system-ui, "DejaVu Sans", sans-serif; font-size: 14px; fill: #1f2328 }
@@ -30,7 +32,9 @@ STYLE = """
 """
 
 
+@click.command()
 def main() -> None:
+    """Draw the picture of docs/architecture.md."""
     path = Path(__file__).parents[1] / "docs" / "architecture.svg"
     path.write_text(picture())
     print(f"wrote {path.name}")

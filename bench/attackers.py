@@ -20,21 +20,21 @@ import msgspec
 from tests.e2e.api import ApiError, Kube, Manifest
 
 from bench.prober import Address, Cluster
-from bench.strangers import half_bodies, half_heads, unread_pages
+from bench.slow_clients import half_bodies, half_heads, unread_pages
 from gputile.testing import hostile
 from gputile.testing.hostile import MakePod
 
 PRIORITY = "hostile"  # the PriorityClass of the important pods
 FIRST, LONGEST = 1.0, 10.0  # seconds of kube-scheduler's backoff
-AFRESH = 8.0  # seconds after which slow clients reconnect
-CREATING, ASKING = 3, 2  # threads
+RECONNECT = 8.0  # seconds after which slow clients reconnect
+CREATE_THREADS, CALL_THREADS = 3, 2
 NICE = 10  # in reality the attackers run on other machines; here they leave the CPU to the measured processes
 
 
 def kinds(node: str) -> dict[str, MakePod]:
     """The hostile pods of issue 15, by their problem; bound pods are bound to the node."""
-    tenant, bound = hostile.TENANT, hostile.bound(node)
-    waits = (
+    by_tenant, bound = hostile.TENANT, hostile.bound(node)
+    pending = (
         "1,300 containers",
         "1,300 init containers",
         "1,300 sidecars",
@@ -50,7 +50,7 @@ def kinds(node: str) -> dict[str, MakePod]:
         "a deep nomination",
         "terminal escapes everywhere",
     )
-    sits = (
+    running = (
         "1,200 init containers",
         "17,000 keys of ours",
         "a deep grant",
@@ -58,13 +58,13 @@ def kinds(node: str) -> dict[str, MakePod]:
         "hami record: deep objects",
     )
     return {
-        **{name: tenant[name] for name in waits},
+        **{name: by_tenant[name] for name in pending},
         # Six GPUs have 16 GiB free and two have 32: eleven of these need one more GPU, until a pod is evicted.
         "24 containers that need evictions": lambda name: hostile.uneven(name, 11_000, 11, 8, 24),
         "24 important containers that need evictions": lambda name: hostile.uneven(
             name, 11_000, 11, 8, 24, priority=hostile.IMPORTANT
         ),
-        **{f"{name}, bound": bound[name] for name in sits},
+        **{f"{name}, bound": bound[name] for name in running},
     }
 
 
@@ -76,19 +76,21 @@ def creatable(manifest: Manifest) -> Manifest:
     return {**manifest, "metadata": metadata, "spec": spec}
 
 
-def crowd(each: int, nodes: list[str], wanted: tuple[str, ...] = ()) -> Iterator[Manifest]:
+def hostile_pods(each: int, nodes: list[str], selected: tuple[str, ...] = ()) -> Iterator[Manifest]:
     """`each` pods of every kind, mixed, bound pods on different nodes; and a hundred fractions."""
     for number in range(each):
         for position, (kind, make) in enumerate(kinds(nodes[number % len(nodes)]).items()):
-            if not wanted or kind in wanted:
-                yield creatable(make(f"bad-{position:02}-{number:02}"))
+            if not selected or kind in selected:
+                yield creatable(make(f"hostile-{position:02}-{number:02}"))
     yield from map(creatable, hostile.fractions(100 if each else 0))
 
 
 class Attack(msgspec.Struct, frozen=True):
+    """What the attackers did, and how their calls ended."""
+
     created: int
     rejected: tuple[str, ...]  # by the API server, and why
-    asked: int  # extender calls for hostile pods
+    calls: int  # extender calls for hostile pods
     slowest: float  # seconds
     failed: tuple[str, ...]
 
@@ -96,17 +98,17 @@ class Attack(msgspec.Struct, frozen=True):
 class Attacker:
     """kube-scheduler's queue of hostile pods."""
 
-    def __init__(self, address: Address, cluster: Cluster, space: str, nodes: list[str], victims: Manifest) -> None:
-        self._address, self._kube, self._space = address, cluster.kube(), space
+    def __init__(self, address: Address, cluster: Cluster, namespace: str, nodes: list[str], victims: Manifest) -> None:
+        self._address, self._kube, self._namespace = address, cluster.kube(), namespace
         self._nodes, self._victims = msgspec.json.encode(nodes), json.dumps(victims).encode()
-        self.created = self.asked = 0
+        self.created = self.calls = 0
         self.slowest = 0.0
         self.rejected, self.failed = list[str](), list[str]()
         self._queue: list[tuple[float, int, float, bytes, Manifest]] = []
 
     def create(self, manifest: Manifest) -> None:
         try:
-            pod = self._kube.create(manifest, self._space)
+            pod = self._kube.create(manifest, self._namespace)
         except (ApiError, OSError) as error:
             self.rejected.append(f"{manifest['metadata']['name']}: {str(error)[:200]}")
             return
@@ -114,17 +116,17 @@ class Attacker:
         if not pod["spec"].get("nodeName"):
             heapq.heappush(self._queue, (time.monotonic(), self.created, FIRST, msgspec.json.encode(pod), pod))
 
-    def ask_until(self, end: float, connection: http.client.HTTPSConnection) -> None:
+    def call_until(self, end: float, connection: http.client.HTTPSConnection) -> None:
         while time.monotonic() < end:
             try:
-                due, number, wait, encoded, pod = heapq.heappop(self._queue)
+                due, number, backoff, encoded, pod = heapq.heappop(self._queue)
             except IndexError:
                 time.sleep(0.02)
                 continue
             time.sleep(max(0.0, min(due, end) - time.monotonic()))
             if not self._try(connection, encoded, pod):
-                again = time.monotonic() + wait
-                heapq.heappush(self._queue, (again, number, min(2 * wait, LONGEST), encoded, pod))
+                retry_at = time.monotonic() + backoff
+                heapq.heappush(self._queue, (retry_at, number, min(2 * backoff, LONGEST), encoded, pod))
 
     def _try(self, connection: http.client.HTTPSConnection, encoded: bytes, pod: Manifest) -> bool:
         """Filter; bind the pod if it fits, else preempt if it has a priority."""
@@ -141,63 +143,65 @@ class Attacker:
         return False
 
     def _send(self, connection: http.client.HTTPSConnection, verb: str, body: bytes) -> dict[str, Any] | None:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             connection.request("POST", f"/gputile/{verb}", body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            result = json.loads(answer.read())
+            response = connection.getresponse()
+            result = json.loads(response.read())
             return result if isinstance(result, dict) else None
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.failed.append(f"{verb}: {type(error).__name__}: {str(error)[:100]}")
             connection.close()
             return None
         finally:
-            self.asked += 1
-            self.slowest = max(self.slowest, time.perf_counter() - begun)
+            self.calls += 1
+            self.slowest = max(self.slowest, time.perf_counter() - start)
 
 
 def attack(
     address: Address,
     cluster: Cluster,
-    space: str,
+    namespace: str,
     nodes: list[str],
     victims: Manifest,
     each: int,
     seconds: float,
     ports: list[int],
-    strangers: int,
+    slow_clients: int,
 ) -> Attack:
     os.nice(NICE)
     end = time.monotonic() + seconds
-    attacker = Attacker(address, cluster, space, nodes, victims)
-    slow = Thread(target=sit, args=(ports, strangers, end), daemon=True)
+    attacker = Attacker(address, cluster, namespace, nodes, victims)
+    slow = Thread(target=hold_slow_connections, args=(ports, slow_clients, end), daemon=True)
     slow.start()
-    with ThreadPoolExecutor(CREATING + ASKING) as pool:
-        asking: list[Future[None]] = [pool.submit(attacker.ask_until, end, address.connection()) for _ in range(ASKING)]
-        for manifest in crowd(each, nodes):
-            pool.submit(_unless_over, attacker.create, manifest, end)
-        for future in asking:
+    with ThreadPoolExecutor(CREATE_THREADS + CALL_THREADS) as pool:
+        calling: list[Future[None]] = [
+            pool.submit(attacker.call_until, end, address.connection()) for _ in range(CALL_THREADS)
+        ]
+        for manifest in hostile_pods(each, nodes):
+            pool.submit(_before_end, attacker.create, manifest, end)
+        for future in calling:
             future.result()
-    slow.join(AFRESH + 5)
-    return Attack(attacker.created, tuple(attacker.rejected), attacker.asked, attacker.slowest, tuple(attacker.failed))
+    slow.join(RECONNECT + 5)
+    return Attack(attacker.created, tuple(attacker.rejected), attacker.calls, attacker.slowest, tuple(attacker.failed))
 
 
-def _unless_over(create: Callable[[Manifest], None], manifest: Manifest, end: float) -> None:
+def _before_end(create: Callable[[Manifest], None], manifest: Manifest, end: float) -> None:
     if time.monotonic() < end:
         create(manifest)
 
 
-def sit(ports: list[int], count: int, end: float) -> None:
+def hold_slow_connections(ports: list[int], count: int, end: float) -> None:
     """`count` slow clients on each port: a third each with half a head, half a body, and an unread page."""
-    trust = ssl.create_default_context()
-    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    tls = ssl.create_default_context()
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     while time.monotonic() < end:
         closers = []
         for port in ports:
-            for number, come in enumerate((half_heads, half_bodies, unread_pages)):
+            for number, open_connections in enumerate((half_heads, half_bodies, unread_pages)):
                 with suppress(OSError):
-                    closers.append(come(port, (count + number) // 3, trust))
-        time.sleep(max(0.0, min(AFRESH, end - time.monotonic())))
+                    closers.append(open_connections(port, (count + number) // 3, tls))
+        time.sleep(max(0.0, min(RECONNECT, end - time.monotonic())))
         for close in closers:
             with suppress(OSError):
                 close()

@@ -19,18 +19,18 @@ class Unavailable(Exception):
 
 
 @contextmanager
-def shared(requests: dict[str, tuple[list[int], int]]) -> Iterator[None]:
+def cpu_shares(requests: dict[str, tuple[list[int], int]]) -> Iterator[None]:
     """Give each group its processes and its CPU request in millicores; processes that they start later inherit it."""
     with ExitStack() as stack:
         for name, (pids, millicores) in requests.items():
-            group = _made(f"{PREFIX}{os.getpid()}.{name}", millicores)
-            stack.callback(_removed, group)
+            group = _create_group(f"{PREFIX}{os.getpid()}.{name}", millicores)
+            stack.callback(_remove_group, group)
             for pid in pids:
                 (group / "cgroup.procs").write_text(str(pid))
         yield
 
 
-def _made(name: str, millicores: int) -> Path:
+def _create_group(name: str, millicores: int) -> Path:
     v1 = (ROOT / "cpu" / "cpu.shares").exists()
     group = (ROOT / "cpu" if v1 else ROOT) / name
     try:
@@ -44,8 +44,8 @@ def _made(name: str, millicores: int) -> Path:
     return group
 
 
-def _removed(group: Path) -> None:
-    """Move what still runs back to the root group; a group with processes cannot be removed."""
+def _remove_group(group: Path) -> None:
+    """Move the remaining processes to the root group; a group with processes cannot be removed."""
     for pid in (group / "cgroup.procs").read_text().split():
         with suppress(OSError):
             (group.parent / "cgroup.procs").write_text(pid)

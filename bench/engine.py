@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import click
 import msgspec
 import numpy as np
 
@@ -36,13 +37,15 @@ SIZES = (100, 1_000, 5_000, 15_000)
 CASES: dict[str, PodRequest] = {
     "one tile": wants(ask("10Gi", cores=20), cpu=1000),
     "two containers": wants(ask("10Gi", cores=20, name="a"), ask("20Gi", name="b"), cpu=1000),
-    "4 whole cards": wants(ask(whole=True, cards=4), cpu=1000),
+    "4 whole GPUs": wants(ask(whole=True, cards=4), cpu=1000),
 }
-GOALS = {"one tile": 12.0, "two containers": 60.0, "4 whole cards": 60.0}  # times the copy, at 5,000 nodes
+GOALS = {"one tile": 12.0, "two containers": 60.0, "4 whole GPUs": 60.0}  # times the copy, at 5,000 nodes
 LOOP_UP_TO = 1_000
 
 
+@click.command()
 def main() -> None:
+    """Measure the speed of the scheduling core, as ratios against baselines of the same run."""
     print(f"filter + score, nodes x 8 GPUs, median of many; NumPy {np.__version__}\n")
     print(f"{'nodes':>7}  {'case':<15}{'time':>10}{'copy':>10}{'ratio':>8}{'loop':>11}{'ratio':>8}")
     times: dict[tuple[int, str], float] = {}
@@ -53,26 +56,26 @@ def main() -> None:
         for case, request in CASES.items():
             times[nodes, case] = clock(partial(fleet.best, request, "binpack"))
             loop = clock(partial(naive_loop, fleet, request), 0.3) if nodes <= LOOP_UP_TO else None
-            show_line(nodes, case, times[nodes, case], copies[nodes], loop)
+            print_line(nodes, case, times[nodes, case], copies[nodes], loop)
     print()
     for case, goal in GOALS.items():
-        show_goal(f"{case} at 5,000 nodes, times the copy", times[5_000, case] / copies[5_000], goal)
-        show_goal(f"{case}, 15,000 nodes against 5,000", times[15_000, case] / times[5_000, case], 4.0)
+        print_goal(f"{case} at 5,000 nodes, times the copy", times[5_000, case] / copies[5_000], goal)
+        print_goal(f"{case}, 15,000 nodes against 5,000", times[15_000, case] / times[5_000, case], 4.0)
     learnt_policies(copies[5_000])
-    repeated_no()
-    booking()
+    repeated_rejections()
+    ledger_cost()
     command_start()
 
 
 def half_full_fleet(nodes: int) -> Fleet:
     """Every other GPU has one or two allocations of a few sizes; the same fleet every time."""
-    fleet, dice = Fleet(), np.random.default_rng(7)
+    fleet, rng = Fleet(), np.random.default_rng(7)
     for number in range(nodes):
         built = node(f"node-{number}", cpu="128").cards(8, "A100", "80Gi").node()
         fleet.set_node(built)
         for card in built.cards:
-            for _ in range(int(dice.integers(0, 3))):
-                fleet.hold(built.name, {card.uuid: Use(int(dice.choice([4096, 20480, 32768])), 20, 1)}, 2000)
+            for _ in range(int(rng.integers(0, 3))):
+                fleet.hold(built.name, {card.uuid: Use(int(rng.choice([4096, 20480, 32768])), 20, 1)}, 2000)
     return fleet
 
 
@@ -139,15 +142,17 @@ def learnt_policies(copy: float) -> None:
             fleet.best(request, policy)
             first = time.perf_counter() - start
             samples = []
-            for turn in range(200):
-                fleet.hold(f"node-{turn}", {f"GPU-node-{turn}-0": Use(1024, 1, 1)})
+            for number in range(200):
+                fleet.hold(f"node-{number}", {f"GPU-node-{number}-0": Use(1024, 1, 1)})
                 start = time.perf_counter()
                 fleet.best(request, policy)
                 samples.append(time.perf_counter() - start)
-            show_goal(f"{policy}, {case} at 5,000 nodes, warm, times the copy", statistics.median(samples) / copy, 60.0)
+            print_goal(
+                f"{policy}, {case} at 5,000 nodes, warm, times the copy", statistics.median(samples) / copy, 60.0
+            )
             print(f"      {first * 1e3:>6.1f}  ms for the first pod of its kind after a refresh")
         each = clock(partial(hold_and_release, fleet, f"node-{77}"))
-        show_goal(f"{policy}: allocating with its cache, us", each / 2 * 1e6, 100.0)
+        print_goal(f"{policy}: allocating with its cache, us", each / 2 * 1e6, 100.0)
 
 
 def hold_and_release(fleet: Fleet, name: str) -> None:
@@ -156,19 +161,19 @@ def hold_and_release(fleet: Fleet, name: str) -> None:
     fleet.release(name, uses, 1000, 1024)
 
 
-def repeated_no() -> None:
-    """One filter call from body to response: of a pod that fits, of one that fits nowhere, and of the same again."""
+def repeated_rejections() -> None:
+    """One filter call from body to response: of a pod that fits, of a pod that fits nowhere, and of that pod again."""
     for nodes in (1_000, 5_000):
-        asking = Asking(nodes)
-        accepted, rejected, repeated = (clock(work) for work in (asking.yes, asking.first_no, asking.no))
+        calls = FilterCalls(nodes)
+        accepted, rejected, repeated = (clock(work) for work in (calls.accept, calls.reject_first, calls.reject_again))
         print(
             f"      {accepted * 1e6:>6.0f} us an accepted pod, {rejected * 1e6:.0f} us a first rejection, "
             f"{repeated * 1e6:.0f} us a repeated one"
         )
-        show_goal(f"a repeated rejection at {nodes:,} nodes, times an accepted pod", repeated / accepted, 0.5)
+        print_goal(f"a repeated rejection at {nodes:,} nodes, times an accepted pod", repeated / accepted, 0.5)
 
 
-class Asking:
+class FilterCalls:
     """A scheduler on a cluster with an allocation on every GPU; one pod requests a tile, another a whole GPU."""
 
     def __init__(self, nodes: int) -> None:
@@ -190,26 +195,26 @@ class Asking:
         cluster_state.pod_changed(msgspec.convert(manifest, Pod))
         return msgspec.json.encode({"Pod": manifest, "NodeNames": self.names})
 
-    def ask(self, uid: str) -> None:
+    def call(self, uid: str) -> None:
         args = read_filter(self.bodies[uid])
         write_filter(self.filter_service.filter(args), args)
 
-    def yes(self) -> None:
-        self.ask("small")
+    def accept(self) -> None:
+        self.call("small")
         self.ledger.handle(Unreserved("small"))
 
-    def no(self) -> None:
-        self.ask("large")
+    def reject_again(self) -> None:
+        self.call("large")
 
-    def first_no(self) -> None:
+    def reject_first(self) -> None:
         hold_and_release(self.ledger.fleet, "node-7")  # capacity changed
-        self.ask("large")
+        self.call("large")
 
 
-def booking() -> None:
+def ledger_cost() -> None:
     fleet = half_full_fleet(5_000)
     each = clock(partial(hold_and_release, fleet, "node-77")) / 2
-    show_goal("allocating or releasing a grant of two tiles, us", each * 1e6, 20.0)
+    print_goal("allocating or releasing a grant of two tiles, us", each * 1e6, 20.0)
 
 
 def command_start() -> None:
@@ -222,15 +227,15 @@ def command_start() -> None:
             subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, check=True)
             samples.append(time.perf_counter() - start)
     ratio = statistics.median(took[help_]) / statistics.median(took["pass"])
-    show_goal("`gputile --help`, times `python -c pass`", ratio, 6.0)
+    print_goal("`gputile --help`, times `python -c pass`", ratio, 6.0)
 
 
-def show_line(nodes: int, case: str, took: float, copy: float, loop: float | None) -> None:
+def print_line(nodes: int, case: str, took: float, copy: float, loop: float | None) -> None:
     against_loop = f"{loop * 1e6:>8.0f} us{loop / took:>7.0f}x" if loop else f"{'-':>11}{'-':>8}"
     print(f"{nodes:>7,}  {case:<15}{took * 1e6:>7.0f} us{copy * 1e6:>7.0f} us{took / copy:>7.1f}x{against_loop}")
 
 
-def show_goal(title: str, value: float, most: float) -> None:
+def print_goal(title: str, value: float, most: float) -> None:
     print(f"{'ok  ' if value <= most else 'OVER'}  {value:>6.1f}  (at most {most:g})  {title}")
 
 

@@ -31,7 +31,7 @@ from tests.e2e.processes import TookTooLong
 from tests.e2e.programs import Programs, programs
 from tests.e2e.watching import Event, watch
 
-from bench.stage import Tenant, configuration, say
+from bench.harness import MeasuredReplica, configuration, progress
 from gputile.dialects.gputile import INVENTORY, write_inventory
 from gputile.dialects.kube_objects import NodeInventory
 from gputile.model.cards import Node
@@ -39,11 +39,11 @@ from gputile.model.requests import PodRequest
 from gputile.sim.replay import ReplayPlan, arrivals, average_card, replay
 from gputile.sim.traces import THOUSANDTHS, Job, load_jobs, load_nodes
 
-SPACE = "packing"
+NAMESPACE = "packing"
 SLOTS = 100  # tiles per GPU: the lists have no limit
 PODS = 5_000  # on a node
-PATIENCE = 60.0  # seconds for one pod to be bound or rejected
-NEAR, LEAST = 0.3, 95.8  # points
+TIMEOUT = 60.0  # seconds for a pod to be bound or rejected
+MAX_GAP, MIN_ALLOCATED = 0.3, 95.8  # points
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     pods: int
     bound: int
-    refused: int
+    rejected: int
     final: float
     simulated: float
     seconds: float
@@ -62,7 +62,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         steered = "on" if self.steered else "off"
         return (
-            f"{self.policy:<10}{steered:>6}{self.pods:>8,}{self.bound:>8,}{self.refused:>9,}{self.final:>9.2f}"
+            f"{self.policy:<10}{steered:>6}{self.pods:>8,}{self.bound:>8,}{self.rejected:>9,}{self.final:>9.2f}"
             f"{self.simulated:>11.2f}{self.final - self.simulated:>+8.2f}{self.seconds:>8.0f}"
         )
 
@@ -109,75 +109,77 @@ class Feeder:
     """Creates pods in order, at most `flight` at a time, and deletes rejected pods."""
 
     def __init__(self, kube: Kube, flight: int) -> None:
-        self.bound, self.refused = 0, 0
-        self._kube, self._free = kube, threading.Semaphore(flight)
-        self._open: set[str] = set()
+        self.bound, self.rejected = 0, 0
+        self._kube, self._slots = kube, threading.Semaphore(flight)
+        self._in_flight: set[str] = set()
         self._lock = threading.Lock()
-        self._drops: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._to_delete: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
-    def feed(self, wishes: Sequence[Manifest]) -> None:
-        began = time.monotonic()
+    def feed(self, manifests: Sequence[Manifest]) -> None:
+        start_time = time.monotonic()
         with ThreadPoolExecutor(1) as pool:
-            dropping = pool.submit(self._drop_all)
+            deleting = pool.submit(self._delete_rejected)
             try:
-                for number, wish in enumerate(wishes):
-                    self._take_turn()
+                for number, manifest in enumerate(manifests):
+                    self._wait_for_a_slot()
                     with self._lock:
-                        self._open.add(wish["metadata"]["name"])
-                    self._kube.create(wish, SPACE)
+                        self._in_flight.add(manifest["metadata"]["name"])
+                    self._kube.create(manifest, NAMESPACE)
                     if number % 1_000 == 999:
-                        rate = (number + 1) / (time.monotonic() - began)
-                        say(f"{number + 1:,} of {len(wishes):,} pods, {rate:.0f}/s; {self.refused:,} rejected so far")
+                        rate = (number + 1) / (time.monotonic() - start_time)
+                        progress(f"{number + 1:,} of {len(manifests):,} pods, {rate:.0f}/s; {self.rejected:,} rejected")
                 self._wait_for_the_last()
             finally:
-                self._drops.put(None)
-                dropping.result()
+                self._to_delete.put(None)
+                deleting.result()
 
-    def _take_turn(self) -> None:
-        if not self._free.acquire(timeout=PATIENCE):
-            raise TookTooLong(f"no pod was bound or rejected for {PATIENCE:g} s; in flight: {sorted(self._open)}")
+    def _wait_for_a_slot(self) -> None:
+        if not self._slots.acquire(timeout=TIMEOUT):
+            raise TookTooLong(f"no pod was bound or rejected for {TIMEOUT:g} s; in flight: {sorted(self._in_flight)}")
 
     def _wait_for_the_last(self) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while self._open:
+        deadline = time.monotonic() + TIMEOUT
+        while self._in_flight:
             if time.monotonic() > deadline:
-                raise TookTooLong(f"neither bound nor rejected: {sorted(self._open)}")
+                raise TookTooLong(f"neither bound nor rejected: {sorted(self._in_flight)}")
             time.sleep(0.05)
 
-    def hear(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Handle an event, in the thread of the watch."""
         name = event.object["metadata"]["name"]
-        if event.type == "DELETED" or name not in self._open:
+        if event.type == "DELETED" or name not in self._in_flight:
             return
         if node_of(event.object):
             self.bound += 1
-        elif _is_refused(event.object):
-            self.refused += 1
-            self._drops.put(name)
+        elif _is_rejected(event.object):
+            self.rejected += 1
+            self._to_delete.put(name)
         else:
             return
         with self._lock:
-            self._open.discard(name)
-        self._free.release()
+            self._in_flight.discard(name)
+        self._slots.release()
 
-    def _drop_all(self) -> None:
-        while (name := self._drops.get()) is not None:
+    def _delete_rejected(self) -> None:
+        while (name := self._to_delete.get()) is not None:
             try:
-                self._kube.delete("Pod", name, SPACE, grace=0)
+                self._kube.delete("Pod", name, NAMESPACE, grace=0)
             except ApiError as error:
                 if error.status != 404:
                     raise
 
 
-def _is_refused(pod: Manifest) -> bool:
+def _is_rejected(pod: Manifest) -> bool:
     scheduled = [c for c in pod["status"].get("conditions", []) if c["type"] == "PodScheduled"]
     return bool(scheduled) and scheduled[0]["status"] == "False" and scheduled[0].get("reason") == "Unschedulable"
 
 
-# ---- one run --------------------------------------------------------------------------------------------------------
+# ---- runs -----------------------------------------------------------------------------------------------------------
 
 
 class Lists(msgspec.Struct, frozen=True):
+    """The nodes and the jobs of the published lists."""
+
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...]
 
@@ -188,19 +190,19 @@ class Lists(msgspec.Struct, frozen=True):
 
 
 def run(plane: ControlPlane, lists: Lists, plan: ReplayPlan, *, steer: bool, flight: int, first: int | None) -> Result:
-    plane.namespace(SPACE)
+    plane.namespace(NAMESPACE)
     order = lists.order(plan.seed, plan.ratio)[:first]
-    wishes = [pod_object(number, job.request) for number, job in enumerate(order)]
-    began = time.monotonic()
+    manifests = [pod_object(number, job.request) for number, job in enumerate(order)]
+    start_time = time.monotonic()
     with (
-        Tenant(plane, policy=plan.policy, steer_cpu_pods=str(steer).lower(), log_level="warning") as tenant,
-        plane.start_scheduler(config=configuration(tenant, 100, steers=steer)),
-        watch(plane.kube, "Pod", SPACE) as pods,
+        MeasuredReplica(plane, policy=plan.policy, steer_cpu_pods=str(steer).lower(), log_level="warning") as replica,
+        plane.start_scheduler(config=configuration(replica, 100, steers=steer)),
+        watch(plane.kube, "Pod", NAMESPACE) as pods,
     ):
         feeder = Feeder(plane.kube, flight)
-        pods.each(feeder.hear)
-        feeder.feed(wishes)
-    seconds = time.monotonic() - began
+        pods.each(feeder.handle)
+        feeder.feed(manifests)
+    seconds = time.monotonic() - start_time
     allocated = sum(audit(plane.kube).values())
     cards = sum(len(node.cards) for node in lists.nodes)
     return Result(
@@ -209,7 +211,7 @@ def run(plane: ControlPlane, lists: Lists, plan: ReplayPlan, *, steer: bool, fli
         seed=plan.seed,
         pods=len(order),
         bound=feeder.bound,
-        refused=feeder.refused,
+        rejected=feeder.rejected,
         final=100 * allocated / (cards * THOUSANDTHS),
         simulated=simulated(lists, plan) if first is None else float("nan"),
         seconds=seconds,
@@ -220,7 +222,7 @@ def simulated(lists: Lists, plan: ReplayPlan) -> float:
     return replay(lists.nodes, lists.jobs, plan, lambda part: None).final
 
 
-def found_in(folder: Path, name: str) -> Path:
+def list_file(folder: Path, name: str) -> Path:
     for path in (folder / f"{name}.csv", folder / f"{name}.csv.gz"):
         if path.exists():
             return path
@@ -229,14 +231,14 @@ def found_in(folder: Path, name: str) -> Path:
 
 def goals(results: Sequence[Result]) -> list[str]:
     lines = []
-    for it in results:
-        if it.steered and it.simulated == it.simulated:
-            gap = abs(it.final - it.simulated)
-            verdict = "ok   " if gap <= NEAR else "OVER "
-            lines.append(f"{verdict} {gap:.2f}  (at most {NEAR})  points from the simulator, {it.policy}")
-        if it.steered and it.policy == "tiling":
-            verdict = "ok   " if it.final >= LEAST else "UNDER"
-            lines.append(f"{verdict} {it.final:.2f}  (at least {LEAST})  percent allocated, tiling")
+    for result in results:
+        if result.steered and result.simulated == result.simulated:
+            gap = abs(result.final - result.simulated)
+            verdict = "ok   " if gap <= MAX_GAP else "OVER "
+            lines.append(f"{verdict} {gap:.2f}  (at most {MAX_GAP})  points from the simulator, {result.policy}")
+        if result.steered and result.policy == "tiling":
+            verdict = "ok   " if result.final >= MIN_ALLOCATED else "UNDER"
+            lines.append(f"{verdict} {result.final:.2f}  (at least {MIN_ALLOCATED})  percent allocated, tiling")
     return lines
 
 
@@ -263,22 +265,26 @@ def main(
     first: int | None,
     save: Path | None,
 ) -> None:
-    lists = Lists(load_nodes(found_in(folder, nodes)), load_jobs(found_in(folder, pods)))
-    built, results = programs(say), []
+    lists = Lists(load_nodes(list_file(folder, nodes)), load_jobs(list_file(folder, pods)))
+    built, results = programs(progress), []
     for policy in policies.split(","):
-        for how in steer.split(","):
+        for steering in steer.split(","):
             plan = ReplayPlan(policy=policy, seed=seed, ratio=ratio)
-            results.append(one(built, lists, plan, steer=how == "on", flight=flight, first=first))
-            print("\n".join(["", HEAD, *(it.line() for it in results), *goals(results), ""]), flush=True)
+            results.append(
+                run_on_new_control_plane(built, lists, plan, steer=steering == "on", flight=flight, first=first)
+            )
+            print("\n".join(["", HEAD, *(result.line() for result in results), *goals(results), ""]), flush=True)
             if save:
                 save.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
 
 
-def one(built: Programs, lists: Lists, plan: ReplayPlan, *, steer: bool, flight: int, first: int | None) -> Result:
+def run_on_new_control_plane(
+    built: Programs, lists: Lists, plan: ReplayPlan, *, steer: bool, flight: int, first: int | None
+) -> Result:
     """One run, on a control plane of its own."""
     with ControlPlane(built) as plane:
         rights(plane)
-        say(f"joining {len(lists.nodes):,} nodes; {plan.policy}, steering {'on' if steer else 'off'}")
+        progress(f"joining {len(lists.nodes):,} nodes; {plan.policy}, steering {'on' if steer else 'off'}")
         join(plane.kube, [node_object(node) for node in lists.nodes], 8)
         return run(plane, lists, plan, steer=steer, flight=flight, first=first)
 

@@ -5,6 +5,7 @@ make pictures         writes docs/worth.png; the mix in it is made up
 
 from pathlib import Path
 
+import click
 import matplotlib as mpl
 
 mpl.use("Agg")  # no screen
@@ -17,7 +18,9 @@ from gputile.engine.policies.cutting_stock import prices, values
 MIX = {80: 30.0, 65: 10.0, 47: 20.0, 32: 20.0, 23: 20.0}  # share of a GPU in percent, how often it is requested
 
 
+@click.command()
 def main() -> None:
+    """Draw the pictures of docs/packing.md."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     draw_worth(left)
     draw_stranding(right)

@@ -20,11 +20,12 @@ from typing import Any
 import msgspec
 from tests.e2e.api import ApiError, Kube
 
-from bench.stage import one_tile, quantile
+from bench import harness
+from bench.harness import one_tile
 
 PATIENCE = 10.0  # seconds; a response that takes longer is a failure and counts with this time
-AGAIN, GRACE = 0.25, 10.0  # seconds between two tries of a pod; and after the end, for pods that are not bound yet
-ELSEWHERE = -10  # in reality these callers run on other machines: their wait for a CPU is not ours
+RETRY, GRACE = 0.25, 10.0  # seconds between two tries of a pod; and after the end, for pods that are not bound yet
+NICE = -10  # in reality the callers run on other machines; here they run before the measured processes
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -35,15 +36,15 @@ class Address(msgspec.Struct, frozen=True):
     ca: str
     client: tuple[str, str] | None = None  # certificate, key
 
-    def trust(self) -> ssl.SSLContext:
-        trust = ssl.create_default_context(cafile=self.ca)
+    def tls(self) -> ssl.SSLContext:
+        tls = ssl.create_default_context(cafile=self.ca)
         if self.client is not None:
-            trust.load_cert_chain(*self.client)
-        return trust
+            tls.load_cert_chain(*self.client)
+        return tls
 
-    def connection(self, trust: ssl.SSLContext | None = None) -> http.client.HTTPSConnection:
-        trust = trust or self.trust()
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=PATIENCE, context=trust)
+    def connection(self, tls: ssl.SSLContext | None = None) -> http.client.HTTPSConnection:
+        tls = tls or self.tls()
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=PATIENCE, context=tls)
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -57,29 +58,29 @@ class Cluster(msgspec.Struct, frozen=True):
         return Kube(self.server, Path(self.ca), self.token)
 
 
-def _as_if_elsewhere() -> None:
-    with suppress(PermissionError):  # needs root; otherwise the callers' own wait for a CPU is part of their latencies
-        os.nice(ELSEWHERE)
+def _raise_priority() -> None:
+    with suppress(PermissionError):  # needs root; without it the callers' wait for a CPU is part of their latencies
+        os.nice(NICE)
 
 
 class Caller:
     """A process that runs one caller; `go` starts it and `results` waits for its result."""
 
     def __init__(self, work: Callable[..., Any], *args: Any) -> None:
-        self._mine, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_run, args=(work, theirs, args), daemon=True)
+        self._pipe, child_pipe = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(target=_run, args=(work, child_pipe, args), daemon=True)
         self._process.start()
-        self._mine.recv()  # it is ready
+        self._pipe.recv()  # it is ready
 
     def go(self) -> None:
-        self._mine.send("go")
+        self._pipe.send("go")
 
     def results(self, seconds: float) -> Any:
         """Wait at most `seconds` for its result."""
-        if not self._mine.poll(seconds):
+        if not self._pipe.poll(seconds):
             self._process.kill()
             raise TimeoutError(f"{self._process.name} has no results after {seconds:g} s")
-        result = self._mine.recv()
+        result = self._pipe.recv()
         self._process.join(10)
         if isinstance(result, Exception):
             raise result
@@ -101,14 +102,14 @@ class Latencies(msgspec.Struct, frozen=True):
     took: tuple[float, ...]
     failed: tuple[str, ...] = ()
 
-    def part(self, share: float) -> float:
-        return quantile(self.took, share) if self.took else 0.0
+    def quantile(self, share: float) -> float:
+        return harness.quantile(self.took, share) if self.took else 0.0
 
     @property
     def worst(self) -> float:
         return max(self.took, default=0.0)
 
-    def with_(self, other: "Latencies") -> "Latencies":
+    def merged_with(self, other: "Latencies") -> "Latencies":
         return Latencies(self.took + other.took, self.failed + other.failed)
 
 
@@ -117,23 +118,23 @@ class Latencies(msgspec.Struct, frozen=True):
 
 def probes(address: Address, seconds: float, every: float) -> Latencies:
     """Request /healthz over a new connection each time, without a certificate, as a kubelet does."""
-    _as_if_elsewhere()
-    took, failed, begun, trust = list[float](), list[str](), time.monotonic(), address.trust()
+    _raise_priority()
+    took, failed, start_time, tls = list[float](), list[str](), time.monotonic(), address.tls()
     for number in itertools.count():
-        due = begun + number * every
-        if due > begun + seconds:
+        due = start_time + number * every
+        if due > start_time + seconds:
             return Latencies(tuple(took), tuple(failed))
         time.sleep(max(0.0, due - time.monotonic()))
         start = time.perf_counter()
-        failure = _probe(address, trust)
+        failure = _probe(address, tls)
         took.append(1000 * (time.perf_counter() - start))
         if failure:
             failed.append(failure)
     raise AssertionError
 
 
-def _probe(address: Address, trust: ssl.SSLContext) -> str:
-    connection = address.connection(trust)
+def _probe(address: Address, tls: ssl.SSLContext) -> str:
+    connection = address.connection(tls)
     try:
         connection.request("GET", "/healthz")
         status = connection.getresponse().status
@@ -155,25 +156,26 @@ class Good(msgspec.Struct, frozen=True):
     creates: Latencies  # of the API server: how busy it is
     bound: int
     unbound: int
-    named: dict[str, float]  # milliseconds of the last bind, by pod
+    bind_times: dict[str, float]  # milliseconds of the last bind, by pod
 
     @property
     def verbs(self) -> Latencies:
-        return self.filters.with_(self.binds)
+        return self.filters.merged_with(self.binds)
 
 
-class Asker(threading.Thread):
+class PodScheduler(threading.Thread):
     """One connection of kube-scheduler."""
 
     def __init__(
-        self, number: int, address: Address, cluster: Cluster, space: str, nodes: bytes, due: list[float]
+        self, number: int, address: Address, cluster: Cluster, namespace: str, nodes: bytes, due: list[float]
     ) -> None:
         super().__init__(daemon=True)
-        self._number, self._kube, self._space, self._nodes, self._due = number, cluster.kube(), space, nodes, due
+        self._number, self._due = number, due
+        self._kube, self._namespace, self._nodes = cluster.kube(), namespace, nodes
         self._end = due[-1] + GRACE if due else 0.0
         self._connection = address.connection()
         self.filters, self.binds, self.creates = list[float](), list[float](), list[float]()
-        self.failed, self.named = list[str](), dict[str, float]()
+        self.failed, self.bind_times = list[str](), dict[str, float]()
         self.bound = self.unbound = 0
 
     def run(self) -> None:
@@ -191,32 +193,32 @@ class Asker(threading.Thread):
 
     def _pod(self, name: str) -> None:
         start = time.perf_counter()
-        pod = self._kube.create(one_tile(name), self._space)
+        pod = self._kube.create(one_tile(name), self._namespace)
         self.creates.append(1000 * (time.perf_counter() - start))
         body = b'{"Pod":' + msgspec.json.encode(pod) + b',"Nodes":null,"NodeNames":' + self._nodes + b"}"
         while time.monotonic() < self._end:
-            names = (self._ask("filter", body, self.filters) or {}).get("NodeNames")
+            names = (self._call("filter", body, self.filters) or {}).get("NodeNames")
             if names and self._bind(pod, names[0]):
                 self.bound += 1
                 return
-            time.sleep(AGAIN)
+            time.sleep(RETRY)
         self.unbound += 1
 
     def _bind(self, pod: dict[str, Any], node: str) -> bool:
         metadata = pod["metadata"]
-        named = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"]}
-        result = self._ask("bind", json.dumps({**named, "Node": node}).encode(), self.binds)
-        self.named[metadata["name"]] = self.binds[-1]
+        target = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"]}
+        result = self._call("bind", json.dumps({**target, "Node": node}).encode(), self.binds)
+        self.bind_times[metadata["name"]] = self.binds[-1]
         return result is not None and result.get("Error") == ""
 
-    def _ask(self, verb: str, body: bytes, took: list[float]) -> dict[str, Any] | None:
+    def _call(self, verb: str, body: bytes, took: list[float]) -> dict[str, Any] | None:
         start = time.perf_counter()
         try:
             self._connection.request("POST", f"/gputile/{verb}", body, {"Content-Type": "application/json"})
-            answer = self._connection.getresponse()
-            content = answer.read()
-            if answer.status != 200:
-                raise OSError(f"HTTP {answer.status}")
+            response = self._connection.getresponse()
+            content = response.read()
+            if response.status != 200:
+                raise OSError(f"HTTP {response.status}")
             result: dict[str, Any] = json.loads(content)
             return result
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -227,23 +229,24 @@ class Asker(threading.Thread):
             took.append(1000 * (time.perf_counter() - start))
 
 
-def pods(address: Address, cluster: Cluster, space: str, nodes: list[str], seconds: float, rate: float) -> Good:
+def pods(address: Address, cluster: Cluster, namespace: str, nodes: list[str], seconds: float, rate: float) -> Good:
     """Create, filter and bind pods at this rate, as kube-scheduler would."""
-    _as_if_elsewhere()
-    names, begun, threads = msgspec.json.encode(nodes), time.monotonic() + 0.5, 12
-    due = [begun + number / rate for number in range(int(seconds * rate))]
-    askers = [Asker(n, address, cluster, space, names, due[n::threads]) for n in range(threads)]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join(seconds + GRACE + 3 * PATIENCE)
+    _raise_priority()
+    names, start_time, threads = msgspec.json.encode(nodes), time.monotonic() + 0.5, 12
+    due = [start_time + number / rate for number in range(int(seconds * rate))]
+    schedulers = [PodScheduler(n, address, cluster, namespace, names, due[n::threads]) for n in range(threads)]
+    for scheduler in schedulers:
+        scheduler.start()
+    for scheduler in schedulers:
+        scheduler.join(seconds + GRACE + 3 * PATIENCE)
     return Good(
         Latencies(
-            tuple(t for asker in askers for t in asker.filters), tuple(f for asker in askers for f in asker.failed)
+            tuple(t for scheduler in schedulers for t in scheduler.filters),
+            tuple(f for scheduler in schedulers for f in scheduler.failed),
         ),
-        Latencies(tuple(t for asker in askers for t in asker.binds)),
-        Latencies(tuple(t for asker in askers for t in asker.creates)),
-        sum(asker.bound for asker in askers),
-        sum(asker.unbound for asker in askers),
-        {name: took for asker in askers for name, took in asker.named.items()},
+        Latencies(tuple(t for scheduler in schedulers for t in scheduler.binds)),
+        Latencies(tuple(t for scheduler in schedulers for t in scheduler.creates)),
+        sum(scheduler.bound for scheduler in schedulers),
+        sum(scheduler.unbound for scheduler in schedulers),
+        {name: took for scheduler in schedulers for name, took in scheduler.bind_times.items()},
     )

@@ -24,17 +24,19 @@ import msgspec
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.processes import wait_until
 
-from bench import sampling
-from bench.stage import Tenant, bindings, configuration, one_tile, removed, say
+from bench import profiler
+from bench.harness import MeasuredReplica, bindings, configuration, delete_pods, one_tile, progress
 
 VARIANTS = ("none", "gputile", "echo")
 """`echo`: filter returns all feasible nodes, and a prioritize call scores them, as most extenders do."""
 
-SPACE = "rates"
+NAMESPACE = "rates"
 GOALS = {(1_000, 100): 0.90, (5_000, 100): 0.95, (1_000, 0): 0.70, (5_000, 0): 0.70}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one table of rates measures."""
+
     nodes: int
     percentage: int = 100  # of nodes to score; 0 is kube-scheduler's default, a falling share
     pods: int = 3_000
@@ -49,7 +51,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     variant: str
     rate: float
-    ours: float
+    gputile: float
     scheduler: float
     api_server: float
     load: float  # of the machine at the start
@@ -57,55 +59,55 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 def rates(plane: ControlPlane, plan: Plan) -> list[list[Turn]]:
     """The turns of each round."""
-    plane.namespace(SPACE)
+    plane.namespace(NAMESPACE)
     rounds = []
     for number in range(plan.rounds):
         shift = number % len(plan.variants)
         order = plan.variants[shift:] + plan.variants[:shift]
-        rounds.append([turn(plane, plan, variant) for variant in order])
-        results = ", ".join(f"{it.variant} {it.rate:.0f}/s" for it in rounds[-1])
-        say(f"{plan.nodes:,} nodes, {plan.percentage} %: round {number + 1} of {plan.rounds}: {results}")
+        rounds.append([run_turn(plane, plan, variant) for variant in order])
+        results = ", ".join(f"{turn.variant} {turn.rate:.0f}/s" for turn in rounds[-1])
+        progress(f"{plan.nodes:,} nodes, {plan.percentage} %: round {number + 1} of {plan.rounds}: {results}")
     return rounds
 
 
-def turn(plane: ControlPlane, plan: Plan, variant: str) -> Turn:
+def run_turn(plane: ControlPlane, plan: Plan, variant: str) -> Turn:
     kube = plane.kube
-    wishes = [one_tile(f"p{n:05}") for n in range(plan.pods)]
+    manifests = [one_tile(f"p{n:05}") for n in range(plan.pods)]
     load = float(Path("/proc/loadavg").read_text().split()[0])
     file = plane.folder / "profile.json" if plan.profile and variant != "none" else None
     with ExitStack() as stack:
-        tenant = None if variant == "none" else stack.enter_context(_tenant(plane, plan, variant, file))
-        kube.create_many(wishes, SPACE, threads=8)
-        if tenant is not None:
-            knows_all(tenant, plan.pods)
+        replica = None if variant == "none" else stack.enter_context(_replica(plane, plan, variant, file))
+        kube.create_many(manifests, NAMESPACE, threads=8)
+        if replica is not None:
+            wait_until_pending(replica, plan.pods)
             if file:
-                tenant.child.signal(signal.SIGUSR1)
+                replica.child.signal(signal.SIGUSR1)
         changes = {"prioritizeVerb": "prioritize", "weight": 10} if variant == "echo" else {}
-        seen = stack.enter_context(bindings(plane, SPACE, plan.pods))
-        stack.enter_context(plane.start_scheduler(config=configuration(tenant, plan.percentage, **changes)))
-        seen.wait(600)
+        recorded = stack.enter_context(bindings(plane, NAMESPACE, plan.pods))
+        stack.enter_context(plane.start_scheduler(config=configuration(replica, plan.percentage, **changes)))
+        recorded.wait(600)
     if file:
-        print(f"\n{variant} at {plan.nodes:,} nodes:\n{sampling.table(file)}\n")
-    removed(kube, SPACE)
+        print(f"\n{variant} at {plan.nodes:,} nodes:\n{profiler.table(file)}\n")
+    delete_pods(kube, NAMESPACE)
     return Turn(
         variant=variant,
-        rate=seen.rate,
-        ours=seen.spent(tenant.name) if tenant else 0.0,
-        scheduler=seen.spent("kube-scheduler"),
-        api_server=seen.spent("kube-apiserver"),
+        rate=recorded.rate,
+        gputile=recorded.spent(replica.name) if replica else 0.0,
+        scheduler=recorded.spent("kube-scheduler"),
+        api_server=recorded.spent("kube-apiserver"),
         load=load,
     )
 
 
-def _tenant(plane: ControlPlane, plan: Plan, variant: str, file: Path | None) -> Tenant:
+def _replica(plane: ControlPlane, plan: Plan, variant: str, file: Path | None) -> MeasuredReplica:
     sets = {"filter__narrow": "false"} if variant == "echo" else {}
-    return Tenant(plane, plain=plan.plain, profile=file, **sets)
+    return MeasuredReplica(plane, plain=plan.plain, profile=file, **sets)
 
 
-def knows_all(tenant: Tenant, pods: int) -> None:
-    """Polled seldom: each request is a TLS handshake, which costs the process CPU."""
+def wait_until_pending(replica: MeasuredReplica, pods: int) -> None:
+    """Wait until the replica counts the pods as pending. It polls seldom: each request costs a TLS handshake."""
     wait_until(
-        lambda: tenant.count("gputile_ledger_pods", state="pending") >= pods, 60, f"{pods} pods pending", every=0.5
+        lambda: replica.count("gputile_ledger_pods", state="pending") >= pods, 60, f"{pods} pods pending", every=0.5
     )
 
 
@@ -124,21 +126,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     rates: tuple[float, ...]
     ratio: float | None  # of medians; None without `none`
     ratios: tuple[float, ...]
-    ours_ms: float
+    gputile_ms: float
     scheduler_ms: float
     api_server_ms: float
     load: float
 
 
 def rows(plan: Plan, rounds: Sequence[Sequence[Turn]]) -> list[Row]:
-    by_round = [{it.variant: it for it in turns} for turns in rounds]
+    by_round = [{turn.variant: turn for turn in turns} for turns in rounds]
     return [_row(plan, by_round, variant) for variant in plan.variants]
 
 
 def _row(plan: Plan, by_round: list[dict[str, Turn]], variant: str) -> Row:
     turns_of_variant = [turns[variant] for turns in by_round]
     base = [turns["none"].rate for turns in by_round if "none" in turns]
-    rate = statistics.median(it.rate for it in turns_of_variant)
+    rate = statistics.median(turn.rate for turn in turns_of_variant)
     return Row(
         nodes=plan.nodes,
         percentage=plan.percentage,
@@ -146,13 +148,13 @@ def _row(plan: Plan, by_round: list[dict[str, Turn]], variant: str) -> Row:
         pods=plan.pods,
         rounds=len(by_round),
         rate=rate,
-        rates=tuple(it.rate for it in turns_of_variant),
+        rates=tuple(turn.rate for turn in turns_of_variant),
         ratio=rate / statistics.median(base) if base else None,
-        ratios=tuple(it.rate / none for it, none in zip(turns_of_variant, base, strict=False)),
-        ours_ms=statistics.median(it.ours for it in turns_of_variant),
-        scheduler_ms=statistics.median(it.scheduler for it in turns_of_variant),
-        api_server_ms=statistics.median(it.api_server for it in turns_of_variant),
-        load=statistics.median(it.load for it in turns_of_variant),
+        ratios=tuple(turn.rate / none for turn, none in zip(turns_of_variant, base, strict=False)),
+        gputile_ms=statistics.median(turn.gputile for turn in turns_of_variant),
+        scheduler_ms=statistics.median(turn.scheduler for turn in turns_of_variant),
+        api_server_ms=statistics.median(turn.api_server for turn in turns_of_variant),
+        load=statistics.median(turn.load for turn in turns_of_variant),
     )
 
 
@@ -166,7 +168,7 @@ def lines(rows: Sequence[Row]) -> list[str]:
         rendered.append(
             f"{row.nodes:>6,} {scored:>7}  {row.variant:<8}{row.rate:>7.0f}{_spread(row.rates, '.0f'):>12}"
             f"{row.ratio or 0:>7.2f}{_spread(row.ratios, '.2f'):>12}"
-            f"{row.ours_ms:>9.2f}{row.scheduler_ms:>10.2f}{row.api_server_ms:>9.2f}"
+            f"{row.gputile_ms:>9.2f}{row.scheduler_ms:>10.2f}{row.api_server_ms:>9.2f}"
         )
     return [*rendered, *(line for row in rows for line in _goal(row))]
 
@@ -182,5 +184,5 @@ def _goal(row: Row) -> list[str]:
     ]
 
 
-def _spread(samples: Sequence[float], how: str) -> str:
-    return f"{min(samples):{how}}..{max(samples):{how}}" if samples else "-"
+def _spread(samples: Sequence[float], form: str) -> str:
+    return f"{min(samples):{form}}..{max(samples):{form}}" if samples else "-"

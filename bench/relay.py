@@ -32,49 +32,53 @@ class Relay:
     def __init__(self, upstream: int, ca: str) -> None:
         self._upstream, self._trust = upstream, ssl.create_default_context(cafile=ca)
         self._watches: set[asyncio.StreamWriter] = set()
-        self._expires = False
+        self._expire_next = False
 
     def expire(self) -> None:
         print(f"{len(self._watches)} watches of pods end", flush=True)
-        self._expires = True
+        self._expire_next = True
         for writer in self._watches:
             writer.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            answers, asks = await asyncio.open_connection(
+            upstream_reader, upstream_writer = await asyncio.open_connection(
                 "127.0.0.1", self._upstream, ssl=self._trust, server_hostname="127.0.0.1", limit=BLOCK
             )
         except OSError:
             writer.transport.abort()
             return
         binding = Binding()
-        both = [
-            asyncio.create_task(self._ask(reader, asks, writer, binding)),
-            asyncio.create_task(_pump(answers, writer, binding)),
+        tasks = [
+            asyncio.create_task(self._forward_requests(reader, upstream_writer, writer, binding)),
+            asyncio.create_task(_forward_responses(upstream_reader, writer, binding)),
         ]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        for task in both:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._watches.discard(writer)
-        for end in (asks, writer):
+        for end in (upstream_writer, writer):
             end.transport.abort()
 
-    async def _ask(
-        self, reader: asyncio.StreamReader, asks: asyncio.StreamWriter, writer: asyncio.StreamWriter, binding: "Binding"
+    async def _forward_requests(
+        self,
+        reader: asyncio.StreamReader,
+        upstream_writer: asyncio.StreamWriter,
+        writer: asyncio.StreamWriter,
+        binding: "Binding",
     ) -> None:
         with suppress(OSError):
             while block := await reader.read(BLOCK):
                 if block.startswith(WATCH) and b"watch=" in block.partition(b"\r\n")[0]:
-                    if self._expires:
-                        self._expires = False
+                    if self._expire_next:
+                        self._expire_next = False
                         writer.write(EXPIRED)
                         continue
                     self._watches.add(writer)
-                binding.asked(block)
-                asks.write(block)
-                await asks.drain()
+                binding.request_sent(block)
+                upstream_writer.write(block)
+                await upstream_writer.drain()
 
 
 class Binding:
@@ -83,22 +87,22 @@ class Binding:
     def __init__(self) -> None:
         self._pod, self._at = "", 0.0
 
-    def asked(self, block: bytes) -> None:
+    def request_sent(self, block: bytes) -> None:
         if block.startswith(b"POST "):
             path = block.split(b" ", 2)[1].partition(b"?")[0]
             if path.endswith(BINDS):
                 self._pod, self._at = path.split(b"/")[-2].decode(), time.monotonic()
 
-    def answered(self) -> None:
+    def response_received(self) -> None:
         if self._pod:
             print(f"bound {self._pod} {time.monotonic() - self._at:.6f}", flush=True)
             self._pod = ""
 
 
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, binding: Binding) -> None:
+async def _forward_responses(source: asyncio.StreamReader, sink: asyncio.StreamWriter, binding: Binding) -> None:
     with suppress(OSError):
         while block := await source.read(BLOCK):
-            binding.answered()
+            binding.response_received()
             sink.write(block)
             await sink.drain()
 

@@ -19,12 +19,11 @@ from tests.e2e.control_plane import ControlPlane
 from tests.e2e.gputile import rights
 from tests.e2e.programs import Programs, programs
 
-from bench import freed as freeing
-from bench import rates as rating
-from bench import sizes
-from bench import waiting as crowd
+from bench import freed as freed_tiles
+from bench import pending_pods, sizes
+from bench import rates as rate_bench
+from bench.harness import join_nodes, progress
 from bench.rates import VARIANTS
-from bench.stage import joined, say
 
 SECTIONS = ("rates", "waiting", "latency", "size", "freed")
 
@@ -43,7 +42,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     profile: bool
 
 
-def words(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
+def known_values(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
     """A comma-separated list of known values."""
 
     def read(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
@@ -64,20 +63,22 @@ def numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
 
 
 @click.command()
-@click.option("--only", default=",".join(SECTIONS), show_default=True, callback=words(SECTIONS), help="Sections.")
+@click.option(
+    "--only", default=",".join(SECTIONS), show_default=True, callback=known_values(SECTIONS), help="Sections."
+)
 @click.option("--nodes", default="1000,5000", show_default=True, callback=numbers, help="Sizes of the cluster.")
 @click.option("--percentage", default="100,0", show_default=True, callback=numbers, help="percentageOfNodesToScore.")
 @click.option("--pods", default=3_000, show_default=True, help="Per turn.")
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--variants", default=",".join(VARIANTS), show_default=True, callback=words(VARIANTS))
+@click.option("--variants", default=",".join(VARIANTS), show_default=True, callback=known_values(VARIANTS))
 @click.option("--waiting", default=1_000, show_default=True, help="Pods that fit nowhere, in section waiting.")
 @click.option("--bound", default=30_000, show_default=True, help="Pods of the cluster in section size.")
 @click.option("--plain", is_flag=True, help="HTTP between kube-scheduler and gputile; deploy/ and the default: HTTPS.")
 @click.option("--profile", is_flag=True, help="Profile gputile's process, and print the most expensive functions.")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write all results as JSON.")
-def main(only: tuple[str, ...], save: Path | None, **asked: Any) -> None:
-    options = Options(**asked)
-    built, results = programs(say), {}
+def main(only: tuple[str, ...], save: Path | None, **options_by_name: Any) -> None:
+    options = Options(**options_by_name)
+    built, results = programs(progress), {}
     measure: dict[str, Callable[[Programs, Options], Any]] = {
         "rates": rates,
         "waiting": waiting,
@@ -91,14 +92,14 @@ def main(only: tuple[str, ...], save: Path | None, **asked: Any) -> None:
             save.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
 
 
-def rates(built: Programs, options: Options) -> list[rating.Row]:
-    rows: list[rating.Row] = []
+def rates(built: Programs, options: Options) -> list[rate_bench.Row]:
+    rows: list[rate_bench.Row] = []
     for nodes in options.nodes:
         with ControlPlane(built) as plane:
             rights(plane)
-            joined(plane.kube, nodes)
+            join_nodes(plane.kube, nodes)
             for percentage in options.percentage:
-                plan = rating.Plan(
+                plan = rate_bench.Plan(
                     nodes=nodes,
                     percentage=percentage,
                     pods=options.pods,
@@ -107,22 +108,22 @@ def rates(built: Programs, options: Options) -> list[rating.Row]:
                     plain=options.plain,
                     profile=options.profile,
                 )
-                rows += rating.rows(plan, rating.rates(plane, plan))
-                show(rating.lines(rows))
+                rows += rate_bench.rows(plan, rate_bench.rates(plane, plan))
+                show(rate_bench.lines(rows))
     return rows
 
 
 def waiting(built: Programs, options: Options) -> list[Any]:
     """At the smaller size; kube-scheduler's own work per attempt grows with the nodes."""
     with ControlPlane(built) as plane:
-        nodes = joined(plane.kube, min(options.nodes))
-        crowd.furnish(plane, nodes)
+        nodes = join_nodes(plane.kube, min(options.nodes))
+        pending_pods.bind_existing_pods(plane, nodes)
         rights(plane)
-        priced = crowd.prices(plane, nodes)
-        show(priced.lines())
-        rate = crowd.beside(plane, options.waiting, options.pods, options.rounds)
-        show([*rate.lines(), *crowd.whole(priced, rate)])
-    return [priced, rate]
+        cost = pending_pods.filter_cost(plane, nodes)
+        show(cost.lines())
+        rate = pending_pods.rate_beside_pending(plane, options.waiting, options.pods, options.rounds)
+        show([*rate.lines(), *pending_pods.share_lines(cost, rate)])
+    return [cost, rate]
 
 
 def latency(built: Programs, options: Options) -> list[sizes.Latency]:
@@ -134,15 +135,15 @@ def latency(built: Programs, options: Options) -> list[sizes.Latency]:
 
 def size(built: Programs, options: Options) -> sizes.Large:
     with ControlPlane(built) as plane:
-        measured = sizes.large(plane, joined(plane.kube, max(options.nodes)), options.bound)
+        measured = sizes.large(plane, join_nodes(plane.kube, max(options.nodes)), options.bound)
     show(measured.lines())
     return measured
 
 
-def freed(built: Programs, options: Options) -> freeing.Freed:
+def freed(built: Programs, options: Options) -> freed_tiles.Freed:
     with ControlPlane(built) as plane:
         rights(plane)
-        measured = freeing.freed(plane)
+        measured = freed_tiles.freed(plane)
     show(measured.lines())
     return measured
 

@@ -2,13 +2,14 @@
 
     make bench-scrape        100 to 5,000 nodes x 8 GPUs with 6 pods on each: default settings, all series, HAMi's names
 
-"delay" is the longest time for which nothing else was answered. Both are CPU time, which other programs do not change.
+"delay" is the longest time for which no other request was answered. Both are CPU time, independent of other programs.
 """
 
 import asyncio
 import gc
 import time
 
+import click
 import numpy as np
 
 from gputile.dialects.kube_objects import Pod
@@ -36,7 +37,9 @@ CASES = {
 GOALS = {"took, default, 5,000 nodes": 2.0, "delay, default": 0.05}  # seconds
 
 
+@click.command()
 def main() -> None:
+    """Measure how long a scrape of the scheduler's /metrics takes, and how long it delays verbs."""
     print(f"{'nodes':>7}{'GPUs':>8}{'pods':>8}  {'case':<20}{'took':>9}{'delay':>10}{'series':>10}{'MB':>8}")
     worst, default = 0.0, 0.0
     for nodes in SIZES:
@@ -44,11 +47,11 @@ def main() -> None:
         gc.collect()
         gc.freeze()  # as the scheduler does after its first list
         for case, settings in CASES.items():
-            took, held_up, text = asyncio.run(measured(ClusterMetrics(cluster_state, settings)))
+            took, delay, text = asyncio.run(measured(ClusterMetrics(cluster_state, settings)))
             if case == "default":
-                worst, default = max(worst, held_up), took
+                worst, default = max(worst, delay), took
             series = sum(not line.startswith(b"#") for line in text.splitlines())
-            columns = f"{took * 1000:>6.0f} ms{held_up * 1000:>7.1f} ms{series:>10}{len(text) / 1e6:>8.1f}"
+            columns = f"{took * 1000:>6.0f} ms{delay * 1000:>7.1f} ms{series:>10}{len(text) / 1e6:>8.1f}"
             print(f"{nodes:>7}{nodes * CARDS:>8}{nodes * PODS:>8}  {case:<20}{columns}")
     print()
     for (title, goal), seconds in zip(GOALS.items(), (default, worst), strict=True):
@@ -57,7 +60,7 @@ def main() -> None:
 
 def cluster(nodes: int) -> ClusterState:
     """Nodes with six pods each, whose agents report their usage."""
-    ledger, dice = Ledger(), np.random.default_rng(7)
+    ledger, rng = Ledger(), np.random.default_rng(7)
     cluster_state = ClusterState(ledger, DEFAULTS)
     ledger.fleet.learn_all([wants(ask(size, cores=20), cpu=1000) for size in ("4Gi", "20Gi", "32Gi")])
     for number in range(nodes):
@@ -65,14 +68,14 @@ def cluster(nodes: int) -> ClusterState:
         ledger.handle(NodeSeen(node(name, cpu="128").cards(CARDS, "NVIDIA A100-SXM4-80GB", "80Gi").node()))
         usage: Usage = {}
         for n in range(PODS):
-            allocation = pod(name, number * PODS + n, int(dice.integers(0, CARDS)), int(dice.choice([4096, 20480])))
+            allocation = pod(name, number * PODS + n, int(rng.integers(0, CARDS)), int(rng.choice([4096, 20480])))
             ledger.handle(Confirmed(allocation))
             cluster_state._bound[allocation.pod] = Pod()
             usage[allocation.pod] = {"main": {uuid: CardUsage(3000, 40) for uuid in allocation.uses()}}
         use = write_usage(usage, [f"GPU-{name}-{card}" for card in range(CARDS)])
-        for beat in ("1", "2"):
+        for renewal in ("1", "2"):
             cluster_state.agents.changed(
-                AgentLease(LeaseMetadata(name, LeaseAnnotations(use)), LeaseRenewal(name, 3600, beat))
+                AgentLease(LeaseMetadata(name, LeaseAnnotations(use)), LeaseRenewal(name, 3600, renewal))
             )
     return cluster_state
 
@@ -88,19 +91,19 @@ async def measured(metrics: ClusterMetrics) -> tuple[float, float, bytes]:
     """Seconds, the longest gap between two turns of another task, and the text."""
     gaps: list[float] = []
 
-    async def watch() -> None:
+    async def measure_gaps() -> None:
         before = time.thread_time()
         while True:
             await asyncio.sleep(0)
             gaps.append((now := time.thread_time()) - before)
             before = now
 
-    watching = asyncio.create_task(watch())
-    began = time.thread_time()
+    measuring = asyncio.create_task(measure_gaps())
+    start_time = time.thread_time()
     text = await metrics.text()
-    took = time.thread_time() - began
+    took = time.thread_time() - start_time
     await asyncio.sleep(0)
-    watching.cancel()
+    measuring.cancel()
     return took, max(gaps), text
 
 

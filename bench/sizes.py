@@ -10,12 +10,12 @@ from tests.e2e.gputile import rights
 from tests.e2e.nodes import gpu_node, join
 from tests.e2e.processes import wait_until
 
-from bench.rates import knows_all
-from bench.seating import Seat, seat_all
-from bench.stage import CARDS, TILE, Cost, Tenant, one_tile, quantile, removed, say
-from bench.waiting import Asker
+from bench.bound_pods import BoundPod, bind_all
+from bench.harness import CARDS, TILE, Cost, MeasuredReplica, delete_pods, one_tile, progress, quantile
+from bench.pending_pods import FilterClient
+from bench.rates import wait_until_pending
 
-SPACE = "sizes"
+NAMESPACE = "sizes"
 MEMORY_GOAL, READY_GOAL, GROWTH_GOAL = 300.0, 15.0, 4.0  # MiB, seconds, times
 
 
@@ -35,37 +35,37 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 def latencies(plane: ControlPlane, sizes: Sequence[int], calls: int = 1_000) -> list[Latency]:
     """The cluster grows from size to size. Its nodes are empty and equal, so filter chooses among all of them."""
     measured: list[Latency] = []
-    plane.namespace(SPACE)
+    plane.namespace(NAMESPACE)
     rights(plane)
     for size in sorted(sizes):
         existing = measured[-1].nodes if measured else 0
-        say(f"{size:,} nodes")
+        progress(f"{size:,} nodes")
         join(plane.kube, [gpu_node(f"node-{n:05}", CARDS) for n in range(existing, size)], 8)
         measured.append(_latency(plane, [f"node-{n:05}" for n in range(size)], calls))
     return measured
 
 
 def _latency(plane: ControlPlane, nodes: list[str], calls: int) -> Latency:
-    plane.kube.create_many([one_tile(f"p{n:05}") for n in range(calls)], SPACE, threads=8)
-    with Tenant(plane, ledger__reserve_ttl="0.05", log_level="warning") as tenant:
-        knows_all(tenant, calls)
-        asker = Asker(tenant, nodes)
-        bodies = [asker.body(manifest) for manifest in plane.kube.list("Pod", SPACE)]
-        before, took = Cost.of(tenant.child).cpu, []
+    plane.kube.create_many([one_tile(f"p{n:05}") for n in range(calls)], NAMESPACE, threads=8)
+    with MeasuredReplica(plane, ledger__reserve_ttl="0.05", log_level="warning") as replica:
+        wait_until_pending(replica, calls)
+        client = FilterClient(replica, nodes)
+        bodies = [client.body(manifest) for manifest in plane.kube.list("Pod", NAMESPACE)]
+        before, took = Cost.of(replica.child).cpu, []
         for body in bodies:
-            began = time.perf_counter()
-            asker.send(body)
-            took.append(1000 * (time.perf_counter() - began))
-        cpu = 1000 * (Cost.of(tenant.child).cpu - before) / calls
-        asker.close()
-    removed(plane.kube, SPACE)
+            start_time = time.perf_counter()
+            client.send(body)
+            took.append(1000 * (time.perf_counter() - start_time))
+        cpu = 1000 * (Cost.of(replica.child).cpu - before) / calls
+        client.close()
+    delete_pods(plane.kube, NAMESPACE)
     return Latency(nodes=len(nodes), calls=calls, p50=quantile(took, 0.5), p99=quantile(took, 0.99), cpu=cpu)
 
 
 def latency_lines(measured: Sequence[Latency]) -> list[str]:
     lines = [f"{'nodes':>7}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}   filter over HTTPS, one connection, one at a time"]
-    lines += [f"{it.nodes:>7,}{it.p50:>9.2f}{it.p99:>9.2f}{it.cpu:>9.2f}" for it in measured]
-    by_size = {it.nodes: it for it in measured}
+    lines += [f"{latency.nodes:>7,}{latency.p50:>9.2f}{latency.p99:>9.2f}{latency.cpu:>9.2f}" for latency in measured]
+    by_size = {latency.nodes: latency for latency in measured}
     if {1_000, 5_000} <= set(by_size):
         growth = by_size[5_000].p50 / by_size[1_000].p50
         verdict = "ok   " if growth <= GROWTH_GOAL else "OVER "
@@ -77,6 +77,8 @@ def latency_lines(measured: Sequence[Latency]) -> list[str]:
 
 
 class Large(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory and time to ready in a large cluster."""
+
     nodes: int
     pods: int
     rss: tuple[float, ...]  # MiB, once ready and the leader, by start
@@ -94,40 +96,40 @@ class Large(msgspec.Struct, frozen=True, kw_only=True):
 
 def large(plane: ControlPlane, nodes: list[str], pods: int, starts: int = 3) -> Large:
     """Readiness is measured on a new process; memory after it became the leader and ran for a while."""
-    plane.namespace(SPACE)
-    say(f"binding {pods:,} pods, each with a tile")
-    seat_all(plane.kube, SPACE, (_seat(n, nodes) for n in range(pods)))
+    plane.namespace(NAMESPACE)
+    progress(f"binding {pods:,} pods, each with a tile")
+    bind_all(plane.kube, NAMESPACE, (_bound_pod(n, nodes) for n in range(pods)))
     rights(plane)
     rss, ready = [], []
     for _ in range(starts):
-        tenant = Clocked(plane)
-        with tenant:
-            wait_until(partial(_has_booked, tenant, pods), 60, "all pods are in the ledger")
+        replica = TimedReplica(plane)
+        with replica:
+            wait_until(partial(_has_confirmed, replica, pods), 60, "all pods are in the ledger")
             time.sleep(3)
-            rss.append(Cost.of(tenant.child).rss)
-            ready.append(tenant.took)
-            say(f"ready after {ready[-1]:.1f} s, {rss[-1]:.0f} MiB")
+            rss.append(Cost.of(replica.child).rss)
+            ready.append(replica.took)
+            progress(f"ready after {ready[-1]:.1f} s, {rss[-1]:.0f} MiB")
     return Large(nodes=len(nodes), pods=pods, rss=tuple(rss), ready=tuple(ready))
 
 
-def _has_booked(tenant: Tenant, pods: int) -> bool:
-    return tenant.count("gputile_ledger_pods", state="confirmed") >= pods
+def _has_confirmed(replica: MeasuredReplica, pods: int) -> bool:
+    return replica.count("gputile_ledger_pods", state="confirmed") >= pods
 
 
-class Clocked(Tenant):
+class TimedReplica(MeasuredReplica):
     """A replica that records how long it took to be ready."""
 
     took = 0.0
 
     def is_ready(self) -> bool:
         self._began = getattr(self, "_began", None) or time.monotonic()
-        answer = super().is_ready()
-        if answer and not self.took:
+        is_ready = super().is_ready()
+        if is_ready and not self.took:
             self.took = time.monotonic() - self._began
-        return answer
+        return is_ready
 
 
-def _seat(number: int, nodes: list[str]) -> Seat:
+def _bound_pod(number: int, nodes: list[str]) -> BoundPod:
     """About six pods per node, spread over its GPUs."""
     node, turn = nodes[number % len(nodes)], number // len(nodes)
-    return Seat(one_tile(f"p{number:05}"), node, (turn % CARDS,), TILE)
+    return BoundPod(one_tile(f"p{number:05}"), node, (turn % CARDS,), TILE)

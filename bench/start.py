@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import click
+
 from gputile.testing.builders import node, pod
 
 TURNS = 10
@@ -28,47 +30,49 @@ COMMANDS: dict[tuple[str, ...], float | None] = {
     ("gputile", "doctor", "-f", "FILE"): LIMIT,
     ("gputile", "explain", "web-0", "-f", "FILE"): None,  # uses NumPy, whose import alone takes as long
 }
-NOTHING = ("python", "-c", "pass")
+EMPTY_PYTHON = ("python", "-c", "pass")
 
 
+@click.command()
 def main() -> None:
+    """Measure how long commands take to start, as ratios against `python -c pass`."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.json"
         nodes = [{**node(name).cards(8).manifest(), "kind": "Node"} for name in ("n1", "n2")]
         pending = {**pod({"gputile.io/gpu": 1, "gputile.io/memory": 10**6}), "kind": "Pod"}
         file.write_text(json.dumps({"kind": "List", "items": [*nodes, pending]}))
-        best = measured({words: argv(words, str(file)) for words in (NOTHING, *COMMANDS)})
+        best = measured({command: argv(command, str(file)) for command in (EMPTY_PYTHON, *COMMANDS)})
     print(f"{'command':<36}{'CPU ms':>8}{'x python':>10}{'limit':>8}")
     over = []
-    for words, took in best.items():
-        ratio, limit = took / best[NOTHING], COMMANDS.get(words)
-        print(f"{' '.join(words):<36}{took * 1000:>8.1f}{ratio:>10.1f}{limit or '-':>8}")
+    for command, took in best.items():
+        ratio, limit = took / best[EMPTY_PYTHON], COMMANDS.get(command)
+        print(f"{' '.join(command):<36}{took * 1000:>8.1f}{ratio:>10.1f}{limit or '-':>8}")
         if limit is not None and ratio > limit:
-            over.append(" ".join(words))
+            over.append(" ".join(command))
     if over:
         sys.exit(f"slower to start than {LIMIT} times an empty Python: {', '.join(over)}")
 
 
-def argv(words: tuple[str, ...], file: str) -> list[str]:
-    program = sys.executable if words[0] == "python" else str(Path(sys.executable).with_name(words[0]))
-    return [program, *(file if word == "FILE" else word for word in words[1:])]
+def argv(command: tuple[str, ...], file: str) -> list[str]:
+    program = sys.executable if command[0] == "python" else str(Path(sys.executable).with_name(command[0]))
+    return [program, *(file if word == "FILE" else word for word in command[1:])]
 
 
 def measured(commands: dict[tuple[str, ...], list[str]]) -> dict[tuple[str, ...], float]:
     """CPU seconds of each command; in turns, so that a busy moment affects all alike."""
     best: dict[tuple[str, ...], float] = {}
     for turn in range(TURNS + 1):
-        for words, command in commands.items():
-            took = _run(command)
+        for command, arguments in commands.items():
+            took = _run(arguments)
             if turn:  # the first fills caches
-                best[words] = min(took, best.get(words, took))
+                best[command] = min(took, best.get(command, took))
     return best
 
 
-def _run(command: list[str]) -> float:
-    nowhere = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+def _run(arguments: list[str]) -> float:
+    to_dev_null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    _, _, used = os.wait4(os.posix_spawn(command[0], command, env, file_actions=nowhere), 0)
+    _, _, used = os.wait4(os.posix_spawn(arguments[0], arguments, env, file_actions=to_dev_null), 0)
     return used.ru_utime + used.ru_stime
 
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import click
 import matplotlib as mpl
 import yaml
 
@@ -39,7 +40,9 @@ CELL = (0.0835, 0.192)  # inches: width and height of a character
 SIZE = 10  # points
 
 
+@click.command()
 def main() -> None:
+    """Draw the pictures of docs/cli.md."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.json"
         file.write_text(json.dumps({"kind": "List", "items": cluster()}))

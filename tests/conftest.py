@@ -1,4 +1,4 @@
-"""Hypothesis draws the same examples every time: a red test stays red until it is mended."""
+"""Hypothesis draws the same examples every time: a red test stays red until it is fixed."""
 
 from hypothesis import HealthCheck, settings
 

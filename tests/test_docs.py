@@ -41,7 +41,7 @@ def test_every_metric_is_on_its_page_with_its_labels_and_no_other() -> None:
     page = (ROOT / "docs/metrics.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if re.match(r"\| `(gputile|hami)_", line)]
     named = [re.fullmatch(r"(\w+)(?:\{(.*)\})?", name) for row in rows for name in re.findall(r"`([^`]+)`", row)]
-    listed = {found[1]: tuple((found[2] or "").split(",")) if found[2] else () for found in named if found}
+    listed = {match[1]: tuple((match[2] or "").split(",")) if match[2] else () for match in named if match}
     assert len(listed) == len(named)
     assert listed == {**names.scheduler(), **names.agent(), **names.hami()}
 
@@ -76,7 +76,7 @@ def shape(page: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("kind", ["heading", "code", "number", "link", "inline"])
 def test_the_chinese_readme_has_the_same_headings_commands_numbers_and_links(kind: str) -> None:
     english, chinese = (
-        [value for found, value in shape(page) if found == kind] for page in ("README.md", "README.zh-CN.md")
+        [value for name, value in shape(page) if name == kind] for page in ("README.md", "README.zh-CN.md")
     )
     assert chinese == english
 

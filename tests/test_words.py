@@ -44,6 +44,8 @@ ALLOWED = {
     "docs/install.md": ("`gputile.io/promise`", "`gputile.io/lingering`"),  # keys of builds before 0.1.0
     "src/gputile/cli/checks": ("gputile.io/promise", "gputile.io/lingering"),  # doctor names left-over keys
     "src/gputile/http": ("PUSH_PROMISE",),  # a frame of HTTP/2
+    "tests/http": ("PUSH_PROMISE",),
+    "tests/cli/test_doctor.py": ("gputile.io/promise", "gputile.io/lingering"),  # left-over keys that doctor names
 }
 """By file or folder: the exact texts that may stand there."""
 
@@ -51,6 +53,11 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "de
 PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]  # it lists old names beside new ones
 MANIFESTS = sorted([*(ROOT / "deploy").rglob("*.yaml"), *(ROOT / "examples").rglob("*.yaml")])
 MODULES = sorted((ROOT / "src").rglob("*.py"))
+BENCHES_AND_UNIT_TESTS = [
+    module
+    for module in sorted([*(ROOT / "bench").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
+    if not module.is_relative_to(ROOT / "tests" / "e2e") and module.name != "test_words.py"  # it lists the old words
+]
 
 
 def relative(path: Path) -> str:
@@ -95,6 +102,14 @@ def test_strings_docstrings_and_comments_of_the_code_use_the_words_of_the_field(
 
 def test_no_docstring_has_the_form_of_rooms_and_doors() -> None:
     assert [relative(module) for module in MODULES if FORM.search(module.read_text())] == []
+
+
+def test_strings_docstrings_and_comments_of_benches_and_unit_tests_use_the_words_of_the_field() -> None:
+    assert [complaint for module in BENCHES_AND_UNIT_TESTS for complaint in complaints(module, prose(module))] == []
+
+
+def test_no_docstring_of_benches_and_unit_tests_has_the_form_of_rooms_and_doors() -> None:
+    assert [relative(module) for module in BENCHES_AND_UNIT_TESTS if FORM.search(module.read_text())] == []
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from contextlib import AbstractAsyncContextManager
 
 import click
 
-from bench.fuzz import agent_port, kubelet, manifests, metrics_api, running, verbs
-from bench.fuzz.finding import Finding, Tell, quiet, silent
+from bench.fuzz import agent_port, fuzz_loop, kubelet, manifests, metrics_api, verbs
+from bench.fuzz.finding import Finding, Report, quiet, silent
 
-TARGETS: dict[str, Callable[[], AbstractAsyncContextManager[running.Target]]] = {
+TARGETS: dict[str, Callable[[], AbstractAsyncContextManager[fuzz_loop.Target]]] = {
     "metrics-api": metrics_api.target,
     "agent-port": agent_port.target,
     "kubelet": kubelet.target,
@@ -28,10 +28,10 @@ TARGETS: dict[str, Callable[[], AbstractAsyncContextManager[running.Target]]] = 
 INPUTS = {"verbs": 100_000, "metrics-api": 50_000, "agent-port": 20_000, "kubelet": 100_000, "yaml": 5_000}
 
 
-async def fuzzed(name: str, inputs: int, seed: int, *, first: int = 0, tell: Tell = silent) -> list[Finding]:
+async def fuzzed(name: str, inputs: int, seed: int, *, first: int = 0, report: Report = silent) -> list[Finding]:
     if name == "verbs":
-        return await verbs.run(inputs, seed, first=first, tell=tell)
-    return await running.run(name, TARGETS[name](), inputs, seed, first=first, tell=tell)
+        return await verbs.run(inputs, seed, first=first, report=report)
+    return await fuzz_loop.run(name, TARGETS[name](), inputs, seed, first=first, report=report)
 
 
 @click.command()
@@ -43,14 +43,14 @@ def main(targets: tuple[str, ...], inputs: int | None, seed: int, only: int | No
     """Send corrupted inputs to every component that parses external input."""
     all_findings, lines = list[Finding](), []
     for name in targets or INPUTS:
-        begun = time.monotonic()
+        start_time = time.monotonic()
         sent = 1 if only is not None else inputs or INPUTS[name]
         with quiet():
-            findings = asyncio.run(fuzzed(name, sent, seed, first=only or 0, tell=click.echo))
+            findings = asyncio.run(fuzzed(name, sent, seed, first=only or 0, report=click.echo))
         for finding in findings:
             click.echo(finding.text())
         all_findings += findings
-        took = time.monotonic() - begun
+        took = time.monotonic() - start_time
         lines.append(f"{name:<12} {sent:>8,} inputs of seed {seed} in {took:4.0f} s: {len(findings)} findings")
     click.echo("\n".join(lines))
     sys.exit(1 if all_findings else 0)

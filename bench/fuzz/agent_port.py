@@ -10,14 +10,14 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from bench.fuzz.spoiling import Spoiler
+from bench.fuzz.mutator import Mutator
 from gputile.agent.server import AgentServer
 from gputile.agent.settings import AgentSettings
 from gputile.telemetry.agent_metrics import AgentMetrics
 
-HONEST = (501, 503, 505)  # unsupported requests; 503 is /readyz
-PATIENCE = 3.0  # seconds after the client's last byte
-ANSWER = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d) ")
+EXPECTED = (501, 503, 505)  # unsupported requests; 503 is /readyz
+TIMEOUT = 3.0  # seconds after the client's last byte
+STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d) ")
 GOOD = [
     b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
     b"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\nConnection: close\r\n\r\n",
@@ -39,29 +39,29 @@ class AgentPortTarget:
     def __init__(self, server: AgentServer) -> None:
         self._server = server
 
-    def sample(self, dice: random.Random) -> tuple[str, bytes]:
-        request = b"".join(dice.choices(GOOD, k=dice.choice((1, 1, 1, 2, 5))))
-        if dice.random() < 0.4:
+    def sample(self, rng: random.Random) -> tuple[str, bytes]:
+        request = b"".join(rng.choices(GOOD, k=rng.choice((1, 1, 1, 2, 5))))
+        if rng.random() < 0.4:
             before, line, after = request.partition(b"\r\n")
-            request = before + line + dice.choice(LINES) + after
-        spoiler = Spoiler(dice, [*GOOD, *LINES])
-        for _ in range(spoiler.times()):
-            request = spoiler.spoil_bytes(request)
-        return "the port", request
+            request = before + line + rng.choice(LINES) + after
+        mutator = Mutator(rng, [*GOOD, *LINES])
+        for _ in range(mutator.times()):
+            request = mutator.mutate_bytes(request)
+        return "agent port", request
 
-    async def wrong(self, path: str, body: bytes) -> str:
-        answer = await self._talk(body)
-        statuses = [int(status) for status in ANSWER.findall(answer)]
-        bad = [status for status in statuses if status >= 500 and status not in HONEST]
-        if bad or (answer and not ANSWER.match(answer)):
-            return f"answered {answer[:300]!r}"
+    async def problem(self, path: str, body: bytes) -> str:
+        response = await self._send(body)
+        statuses = [int(status) for status in STATUS_LINE.findall(response)]
+        bad = [status for status in statuses if status >= 500 and status not in EXPECTED]
+        if bad or (response and not STATUS_LINE.match(response)):
+            return f"answered {response[:300]!r}"
         return ""
 
-    async def _talk(self, request: bytes) -> bytes:
+    async def _send(self, request: bytes) -> bytes:
         """The response until the server closes the connection; TimeoutError if it does not."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 with suppress(OSError):  # the server may close early
                     writer.write(request)
                     writer.write_eof()
@@ -71,8 +71,8 @@ class AgentPortTarget:
             writer.close()
 
     async def audit(self) -> str:
-        answer = await self._talk(GOOD[0])
-        return "" if answer.startswith(b"HTTP/1.1 200 ") else f"/healthz is answered with {answer[:200]!r}"
+        response = await self._send(GOOD[0])
+        return "" if response.startswith(b"HTTP/1.1 200 ") else f"/healthz is answered with {response[:200]!r}"
 
 
 @asynccontextmanager

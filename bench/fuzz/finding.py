@@ -10,7 +10,7 @@ import msgspec
 SLOW = 2.0  # seconds
 SHOWN = 2000  # bytes of an input that are printed
 
-Tell: TypeAlias = Callable[[str], None]
+Report: TypeAlias = Callable[[str], None]
 
 
 def silent(line: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from bench.fuzz.spoiling import Spoiler
+from bench.fuzz.mutator import Mutator
 from gputile.kubelet import messages as wire
 from gputile.kubelet.checkpoint import CHECKPOINT, UnreadableCheckpoint, read_checkpoint, registered
 from gputile.kubelet.cri import read_config
@@ -67,15 +67,15 @@ class KubeletTarget:
         self._texts = {"checkpoint": json.dumps({"Data": DATA, "Checksum": 1}).encode()}
         self._texts["configuration"] = json.dumps(CONFIG).encode()
 
-    def sample(self, dice: random.Random) -> tuple[str, bytes]:
-        spoiler = Spoiler(dice, [*self._encoded.values(), *self._texts.values()])
-        path = dice.choice([*self._encoded, *["checkpoint"] * 4, *["configuration"] * 2])
+    def sample(self, rng: random.Random) -> tuple[str, bytes]:
+        mutator = Mutator(rng, [*self._encoded.values(), *self._texts.values()])
+        path = rng.choice([*self._encoded, *["checkpoint"] * 4, *["configuration"] * 2])
         body = self._encoded.get(path) or self._texts[path]
-        for _ in range(spoiler.times()):
-            body = spoiler.spoil_bytes(body) if path in KINDS else spoiler.spoil(body)
+        for _ in range(mutator.times()):
+            body = mutator.mutate_bytes(body) if path in KINDS else mutator.mutate(body)
         return path, body
 
-    async def wrong(self, path: str, body: bytes) -> str:
+    async def problem(self, path: str, body: bytes) -> str:
         if path == "checkpoint":
             return self._read(body)
         if path == "configuration":

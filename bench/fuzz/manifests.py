@@ -15,7 +15,7 @@ from types import FrameType
 
 from click.testing import CliRunner
 
-from bench.fuzz.spoiling import Spoiler
+from bench.fuzz.mutator import Mutator
 from gputile.cli.group import cli
 from gputile.model.errors import GputileError
 
@@ -56,14 +56,14 @@ class ManifestTarget:
         texts = [path.read_text() for path in sorted(EXAMPLES.glob("*/*.yaml"))]
         self._seeds = [text.encode() for text in (*SEEDS, *SEEDS, *texts)]
 
-    def sample(self, dice: random.Random) -> tuple[str, bytes]:
-        spoiler = Spoiler(dice, self._seeds)
-        body = dice.choice(self._seeds)
-        for _ in range(dice.choice((0, 1, 1, 2, 3))):
-            body = spoiler.spoil(body)[: 2**18]
-        return dice.choice(("read -f -", "read -f - -o json", "read -f - --check", "doctor -f -")), body
+    def sample(self, rng: random.Random) -> tuple[str, bytes]:
+        mutator = Mutator(rng, self._seeds)
+        body = rng.choice(self._seeds)
+        for _ in range(rng.choice((0, 1, 1, 2, 3))):
+            body = mutator.mutate(body)[: 2**18]
+        return rng.choice(("read -f -", "read -f - -o json", "read -f - --check", "doctor -f -")), body
 
-    async def wrong(self, path: str, body: bytes) -> str:
+    async def problem(self, path: str, body: bytes) -> str:
         with within(LONGEST):
             done = CliRunner().invoke(cli, path.split(), input=io.BytesIO(body))
         crash = done.exception

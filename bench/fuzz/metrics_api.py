@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from bench.fuzz.spoiling import Spoiler
+from bench.fuzz.mutator import Mutator
 from bench.fuzz.verbs import cluster, good_bodies
 from gputile.dialects.kube_objects import NodeObject
 from gputile.http.messages import Reply, Request, Response
@@ -50,7 +50,7 @@ QUERIES = [
     "fieldSelector=metadata.name%3Dn1%2Cmetadata.namespace!%3Dx",
     "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&watch=true",
 ]
-HEADS = [
+HEADERS = [
     b"accept: application/json",
     b"accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
     b"accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
@@ -60,7 +60,7 @@ HEADS = [
 ]
 
 
-class Everything:
+class AllowAll:
     """An authorizer that allows everything."""
 
     async def review(self, spec: Json) -> tuple[bool, str]:
@@ -76,42 +76,42 @@ class MetricsApiTarget:
         self._good = Request("GET", PATHS[1], b"", False, True, "", [(b"x-remote-user", b"jane")], PROXY, True)
         self._before = b""
 
-    def sample(self, dice: random.Random) -> tuple[str, bytes]:
-        lines = [dice.choice(("GET", "GET", "GET", "POST", "PUT", "DELETE", "", "get")).encode()]
-        lines += [dice.choice(PATHS).encode(), dice.choice(QUERIES).encode(), b"x-remote-user: jane"]
-        lines += dice.sample(HEADS, dice.randrange(3))
-        spoiler = Spoiler(dice, [*lines, *(query.encode() for query in QUERIES)])
-        for _ in range(dice.choice((1, 1, 2, 4))):
-            at = dice.randrange(1, len(lines))
-            lines[at] = spoiler.spoil_bytes(lines[at])
-        body = spoiler.spoil(dice.choice(self._bodies)) if lines[0] == b"POST" else b""
+    def sample(self, rng: random.Random) -> tuple[str, bytes]:
+        lines = [rng.choice(("GET", "GET", "GET", "POST", "PUT", "DELETE", "", "get")).encode()]
+        lines += [rng.choice(PATHS).encode(), rng.choice(QUERIES).encode(), b"x-remote-user: jane"]
+        lines += rng.sample(HEADERS, rng.randrange(3))
+        mutator = Mutator(rng, [*lines, *(query.encode() for query in QUERIES)])
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            at = rng.randrange(1, len(lines))
+            lines[at] = mutator.mutate_bytes(lines[at])
+        body = mutator.mutate(rng.choice(self._bodies)) if lines[0] == b"POST" else b""
         return lines[1].decode("latin-1")[:200], b"\0\0".join([*lines, body])
 
-    async def wrong(self, path: str, body: bytes) -> str:
+    async def problem(self, path: str, body: bytes) -> str:
         reply = self._server._handle(_request(body))
-        answer: Reply = await reply if isinstance(reply, Awaitable) else reply
-        if isinstance(answer, Response):
-            return _misshapen(answer)
+        response: Reply = await reply if isinstance(reply, Awaitable) else reply
+        if isinstance(response, Response):
+            return _malformed(response)
         try:
             async with asyncio.timeout(WATCHED):
-                for line in (await anext(answer.pieces)).splitlines():
+                for line in (await anext(response.pieces)).splitlines():
                     json.loads(line)
         except (TimeoutError, StopAsyncIteration):
             pass
         finally:
-            await answer.pieces.aclose()
+            await response.pieces.aclose()
         return ""
 
     async def audit(self) -> str:
-        answer = await self._ask()
+        response = await self._list()
         if not self._before:
-            self._before = answer
-        return "" if answer == self._before else "the list of GPUs has changed"
+            self._before = response
+        return "" if response == self._before else "the list of GPUs has changed"
 
-    async def _ask(self) -> bytes:
+    async def _list(self) -> bytes:
         reply = self._server._handle(self._good)
-        answer: Any = await reply if isinstance(reply, Awaitable) else reply
-        return bytes(answer.body)
+        response: Any = await reply if isinstance(reply, Awaitable) else reply
+        return bytes(response.body)
 
 
 def _request(encoded: bytes) -> Request:
@@ -130,11 +130,11 @@ def _request(encoded: bytes) -> Request:
     )
 
 
-def _misshapen(answer: Response) -> str:
-    if answer.status >= 500 and answer.status != 503:
-        return f"HTTP {answer.status}: {answer.body[:300]!r}"
-    if answer.content_type.startswith("application/json"):
-        json.loads(answer.body)
+def _malformed(response: Response) -> str:
+    if response.status >= 500 and response.status != 503:
+        return f"HTTP {response.status}: {response.body[:300]!r}"
+    if response.content_type.startswith("application/json"):
+        json.loads(response.body)
     return ""
 
 
@@ -146,17 +146,17 @@ async def target() -> AsyncIterator[MetricsApiTarget]:
     running = asyncio.create_task(process.run(stop))
     while not (process.is_synced() and process.server.port and not process.cluster_state.ungranted):
         await asyncio.sleep(0.01)
-    window = Projection(process.cluster_state, 100, lambda: 1e9, 7)
-    reader = ResourceHandlers(window, lambda: 1e9)
-    authorizer = Authorizer(Everything().review, 60.0, lambda: 0.0)
+    projection = Projection(process.cluster_state, 100, lambda: 1e9, 7)
+    reader = ResourceHandlers(projection, lambda: 1e9)
+    authorizer = Authorizer(AllowAll().review, 60.0, lambda: 0.0)
     server = ApiServer(
         reader, authorizer, process.server.verb, body_limit=1, metrics=metrics, is_synced=process.is_synced
     )
     server._front = FrontProxy(ca="", names=(PROXY,))
     for manifest in api.nodes.values():
-        window.node_changed(msgspec.convert(manifest, NodeObject))
-    window.all_changed(is_last=True)
-    await window.refresh()
+        projection.node_changed(msgspec.convert(manifest, NodeObject))
+    projection.all_changed(is_last=True)
+    await projection.refresh()
     try:
         yield MetricsApiTarget(server, reader)
     finally:

@@ -17,8 +17,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bench.fuzz.finding import SLOW, Finding, Tell, silent
-from bench.fuzz.spoiling import Spoiler
+from bench.fuzz.finding import SLOW, Finding, Report, silent
+from bench.fuzz.mutator import Mutator
 from gputile.kube.api import Json
 from gputile.kube.fake import MemoryApi
 from gputile.scheduler.app import SchedulerApp
@@ -55,7 +55,7 @@ def cluster() -> MemoryApi:
     bound = [pod(LIMITS[0], name=f"old-{n}", uid=f"uid-old-{n}", on="n1") for n in range(2)]
     index = {"ALIYUN_COM_GPU_MEM_IDX": "1"}
     bound += [pod(LIMITS[2], name="old-share", uid="uid-old-share", annotations=index, on="shared")]
-    return MemoryApi([*nodes, node("bare").manifest()], [*bound, pod(LIMITS[0], name="waits", uid="uid-waits")])
+    return MemoryApi([*nodes, node("bare").manifest()], [*bound, pod(LIMITS[0], name="pending", uid="uid-pending")])
 
 
 class Target:
@@ -64,30 +64,30 @@ class Target:
     def __init__(self, process: SchedulerApp, api: MemoryApi, http: aiohttp.ClientSession) -> None:
         self._process, self._api, self._http = process, api, http
         self._verbs = process.server._verbs
-        self._before = self._book()
+        self._before = self._ledger_state()
         self._pods = msgspec.json.encode(api.pods)
 
-    def _book(self) -> tuple[Any, ...]:
+    def _ledger_state(self) -> tuple[Any, ...]:
         ledger = self._process.ledger
         entries = {entry.allocation.pod: entry for entry in ledger.entries()}
         return entries, [ledger.fleet.view(name) for name in sorted(ledger.fleet.names())]
 
-    async def wrong(self, path: str, body: bytes, *, over_http: bool) -> str:
+    async def problem(self, path: str, body: bytes, *, over_http: bool) -> str:
         """The problem with the response or with the state after it; "" if there is none."""
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         try:
-            answer = await (self._post(path, body) if over_http else self._ask(path, body))
+            response = await (self._post(path, body) if over_http else self._call(path, body))
         except Exception as crash:
             return f"{type(crash).__name__}: {crash}"
-        took = time.perf_counter() - begun
+        took = time.perf_counter() - start_time
         if took > SLOW:
             return f"took {took:.1f} s"
-        return misshapen(routes()[path], answer) or self._changed()
+        return malformed(routes()[path], response) or self._changed()
 
-    async def _ask(self, path: str, body: bytes) -> bytes:
+    async def _call(self, path: str, body: bytes) -> bytes:
         try:
-            answer = self._verbs[path](body)
-            return answer if isinstance(answer, bytes) else await answer
+            response = self._verbs[path](body)
+            return response if isinstance(response, bytes) else await response
         except BadBody as bad:
             return _error(routes()[path], str(bad))
 
@@ -99,7 +99,7 @@ class Target:
             return await response.read()
 
     def _changed(self) -> str:
-        if self._book() != self._before:
+        if self._ledger_state() != self._before:
             return "the ledger has changed"
         return ""
 
@@ -117,8 +117,8 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 @asynccontextmanager
 async def target() -> AsyncIterator[Target]:
     api = cluster()
-    still = TellSettings(nudge=False)  # otherwise the pending pod is nudged after a while, whatever is sent
-    process = SchedulerApp(api, Settings(listen="127.0.0.1:0", tell=still), Metrics())
+    quiet_settings = TellSettings(nudge=False)  # otherwise the pending pod is nudged after a while, whatever is sent
+    process = SchedulerApp(api, Settings(listen="127.0.0.1:0", tell=quiet_settings), Metrics())
     stop = asyncio.Event()
     running = asyncio.create_task(process.run(stop))
     async with aiohttp.ClientSession() as http:
@@ -135,10 +135,10 @@ async def target() -> AsyncIterator[Target]:
 FILTER = {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"}
 
 
-def misshapen(verb: str, answer: bytes) -> str:
+def malformed(verb: str, response: bytes) -> str:
     """Why kube-scheduler could not decode the response; "" if it can."""
     try:
-        result = json.loads(answer)
+        result = json.loads(response)
     except (ValueError, RecursionError) as error:
         return f"the response is not JSON: {error}"
     match verb:
@@ -154,7 +154,7 @@ def misshapen(verb: str, answer: bytes) -> str:
         case _:
             good = isinstance(result, dict) and set(result) == FILTER and isinstance(result["Error"], str)
             good = good and all(isinstance(result[key], dict) for key in ("FailedNodes", "FailedAndUnresolvableNodes"))
-    return "" if good else f"the response has another shape: {answer[:200]!r}"
+    return "" if good else f"the response has another shape: {response[:200]!r}"
 
 
 # ---- valid bodies ---------------------------------------------------------------------------------------------------
@@ -163,22 +163,22 @@ def misshapen(verb: str, answer: bytes) -> str:
 def good_bodies() -> list[tuple[str, bytes]]:
     """The bodies that kube-scheduler sends, by path; the cluster knows only some of their pods and nodes."""
     bodies: list[tuple[str, Any]] = []
-    names = [*NODES, "stranger"]
+    names = [*NODES, "unknown"]
     whole = {"metadata": {}, "items": [*cluster().nodes.values(), node("later").card(size=64).manifest()]}
     for number, limits in enumerate(LIMITS):
-        stranger = pod(limits, name=f"new-{number}", uid=f"uid-new-{number}", init=({"cpu": "1"},))
-        stranger["spec"]["priority"] = 5
+        unknown_pod = pod(limits, name=f"new-{number}", uid=f"uid-new-{number}", init=({"cpu": "1"},))
+        unknown_pod["spec"]["priority"] = 5
         victims = {"n1": {"Pods": [{"UID": "uid-old-0"}], "NumPDBViolations": 1}, "shared": {"Pods": None}}
         pods = {"n1": {"Pods": [pod(LIMITS[0], name="old-0", uid="uid-old-0", on="n1")], "NumPDBViolations": 0}}
         bind = {"PodName": f"bound-{number}", "PodNamespace": "default", "PodUID": f"uid-bound-{number}", "Node": "n1"}
         bodies += [
-            ("/gputile/filter", {"Pod": stranger, "Nodes": None, "NodeNames": names}),
-            ("/scheduler/filter", {"Pod": stranger, "Nodes": whole, "NodeNames": None}),
-            ("/gputile/filter-dryrun", {"Pod": stranger, "Nodes": whole, "NodeNames": None}),
-            ("/scheduler/filter-dryrun", {"pod": stranger, "nodenames": names}),
-            ("/scheduler/priorities", {"Pod": stranger, "Nodes": None, "NodeNames": names}),
-            ("/gputile/preempt", {"Pod": stranger, "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}),
-            ("/scheduler/preempt", {"Pod": stranger, "NodeNameToVictims": pods, "NodeNameToMetaVictims": None}),
+            ("/gputile/filter", {"Pod": unknown_pod, "Nodes": None, "NodeNames": names}),
+            ("/scheduler/filter", {"Pod": unknown_pod, "Nodes": whole, "NodeNames": None}),
+            ("/gputile/filter-dryrun", {"Pod": unknown_pod, "Nodes": whole, "NodeNames": None}),
+            ("/scheduler/filter-dryrun", {"pod": unknown_pod, "nodenames": names}),
+            ("/scheduler/priorities", {"Pod": unknown_pod, "Nodes": None, "NodeNames": names}),
+            ("/gputile/preempt", {"Pod": unknown_pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}),
+            ("/scheduler/preempt", {"Pod": unknown_pod, "NodeNameToVictims": pods, "NodeNameToMetaVictims": None}),
             ("/gpushare-scheduler/bind", bind),
         ]
     return [(path, json.dumps(body).encode()) for path, body in bodies]
@@ -187,20 +187,20 @@ def good_bodies() -> list[tuple[str, bytes]]:
 # ---- corruption -----------------------------------------------------------------------------------------------------
 
 
-class Dice:
+class BodyGenerator:
     """The random generator of one body, so that it can be reproduced alone."""
 
     def __init__(self, seed: int, number: int, good: list[tuple[str, bytes]]) -> None:
-        self._dice, self._good = random.Random(f"{seed}:{number}"), good
-        self._spoiler = Spoiler(self._dice, [body for _, body in good])
-        self.over_http = self._dice.random() < OVER_HTTP
+        self._rng, self._good = random.Random(f"{seed}:{number}"), good
+        self._mutator = Mutator(self._rng, [body for _, body in good])
+        self.over_http = self._rng.random() < OVER_HTTP
 
     def body(self) -> tuple[str, bytes]:
-        path, body = self._dice.choice(self._good)
-        if self._dice.random() < 0.03:
-            path = self._dice.choice(self._good)[0]  # of another verb
-        for _ in range(self._spoiler.times()):
-            body = self._spoiler.spoil(body)
+        path, body = self._rng.choice(self._good)
+        if self._rng.random() < 0.03:
+            path = self._rng.choice(self._good)[0]  # of another verb
+        for _ in range(self._mutator.times()):
+            body = self._mutator.mutate(body)
         return path, body
 
 
@@ -213,34 +213,36 @@ async def run(
     *,
     first: int = 0,
     most: int = 10,
-    tell: Tell = silent,
+    report: Report = silent,
 ) -> list[Finding]:
     """The findings, `most` at most."""
-    good, findings, begun = good_bodies(), list[Finding](), time.monotonic()
-    async with target() as asked:
+    good, findings, start_time = good_bodies(), list[Finding](), time.monotonic()
+    async with target() as instance:
         for path, body in good:  # a valid body is no finding and leaves no trace
             await _try(
-                asked, Finding(target="verbs", seed=seed, number=-1, path=path, body=body, why=""), False, findings
+                instance, Finding(target="verbs", seed=seed, number=-1, path=path, body=body, why=""), False, findings
             )
         for number in range(first, first + bodies):
-            dice = Dice(seed, number, good)
-            path, body = dice.body()
+            rng = BodyGenerator(seed, number, good)
+            path, body = rng.body()
             tried = Finding(target="verbs", seed=seed, number=number, path=path, body=body, why="")
-            await _try(asked, tried, dice.over_http, findings)
+            await _try(instance, tried, rng.over_http, findings)
             if number % 1000 == 999:
                 await asyncio.sleep(0)
-                if why := asked.audit():
+                if why := instance.audit():
                     findings.append(msgspec.structs.replace(tried, why=f"{why}, since body {number - 999}"))
             if number % 10_000 == 9_999:
-                tell(f"verbs: {number + 1:>8,} bodies, {time.monotonic() - begun:5.0f} s, {len(findings)} findings")
+                report(
+                    f"verbs: {number + 1:>8,} bodies, {time.monotonic() - start_time:5.0f} s, {len(findings)} findings"
+                )
             if len(findings) >= most:
                 break
-        if why := asked.audit():
+        if why := instance.audit():
             findings.append(Finding(target="verbs", seed=seed, number=first, path="", body=b"", why=why))
     return findings
 
 
-async def _try(asked: Target, tried: Finding, over_http: bool, findings: list[Finding]) -> None:
-    why = await asked.wrong(tried.path, tried.body, over_http=over_http)
+async def _try(instance: Target, tried: Finding, over_http: bool, findings: list[Finding]) -> None:
+    why = await instance.problem(tried.path, tried.body, over_http=over_http)
     if why:
         findings.append(msgspec.structs.replace(tried, why=why))

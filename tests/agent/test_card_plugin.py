@@ -113,17 +113,17 @@ def test_in_any_order_of_calls_each_container_gets_the_gpu_of_its_grant(
     tmp_path_factory: pytest.TempPathFactory, seed: int, count: int
 ) -> None:
     """Seen to fail when the start uses the card of the devices, or the oldest pending pod."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
 
     async def wave() -> None:
         node = Node(tmp_path_factory.mktemp("wave"))
         cards = {f"p{n}": n % 4 for n in range(count)}
         await node.pods(*(granted(uid, tile(card, 512), at=n) for n, (uid, card) in enumerate(cards.items())))
         ids = [name for name, _ in node.plugin.device_resource.devices]
-        dice.shuffle(ids)
-        order = dice.sample(list(cards), count)
+        rng.shuffle(ids)
+        order = rng.sample(list(cards), count)
         responses = {uid: (ids[n], await node.admit(uid, "c0", [ids[n]])) for n, uid in enumerate(order)}
-        for uid in dice.sample(list(cards), count):
+        for uid in rng.sample(list(cards), count):
             await node.plugin.pre_start_container([responses[uid][0]])
         seen = {uid: node.env(response)["NVIDIA_VISIBLE_DEVICES"] for uid, (_, response) in responses.items()}
         assert seen == {uid: f"GPU-{card}" for uid, card in cards.items()}

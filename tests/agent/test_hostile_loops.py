@@ -45,7 +45,7 @@ GPUS = tuple(DriverGpu(index=n, uuid=f"GPU-n1-{n}", model="T4", memory=16384, mi
 GOOD = "GPU-n1-2"  # no hostile pod holds it
 
 
-def quicken(patch: pytest.MonkeyPatch) -> None:
+def shorten_intervals(patch: pytest.MonkeyPatch) -> None:
     """Make the agent clean up and report all the time, instead of every ten seconds."""
     for name in ("CLEANUP_INTERVAL", "REPORT_INTERVAL"):
         patch.setattr(app, name, 0.005)
@@ -53,7 +53,7 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    quicken(monkeypatch)
+    shorten_intervals(monkeypatch)
 
 
 class Node:
@@ -314,5 +314,5 @@ def test_random_pods(tmp_path_factory: pytest.TempPathFactory, bad: list[Json]) 
             await node.works()
 
     with pytest.MonkeyPatch.context() as patch:
-        quicken(patch)
+        shorten_intervals(patch)
         asyncio.run(run(tmp_path_factory.mktemp("agent")))

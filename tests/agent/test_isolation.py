@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gputile.agent import host_files
 from gputile.agent.host_files import HostFiles
 from gputile.agent.isolation import IsolationUnavailable, Json, edits, spec
 from gputile.agent.settings import ISOLATIONS, FolderSettings
@@ -160,7 +161,7 @@ def test_nvidias_specs_are_cached_until_they_change(
 ) -> None:
     before = host.nvidia_edits("GPU-a")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was read again"))
+        patch.setattr(host_files, "_read", lambda path: pytest.fail(f"{path} was read again"))
         assert host.nvidia_edits("GPU-a") == before
     (tmp_path / "cdi" / "nvidia.yaml").write_text(yaml.safe_dump({**NVIDIA, "devices": []}))
     assert host.nvidia_edits("GPU-a") == []

@@ -81,20 +81,20 @@ def valid(record: Record) -> bool:
     return bool(tiles) and fits and not (record.copied and record.family in NODE_KEY)
 
 
-def hold(case: Case, asked: Container, record: Record | None, at: int, compared: bool) -> Counter[Any]:
+def hold(case: Case, container: Container, record: Record | None, at: int, compared: bool) -> Counter[Any]:
     held: Counter[Any] = Counter()
-    memory, cores = amounts(case, asked)
+    memory, cores = amounts(case, container)
     tiles = record.tiles[at] if record else []
     named = list(dict.fromkeys(tile[0] for tiles_of_one in record.tiles for tile in tiles_of_one)) if record else []
     own = {tile[0] for tile in tiles}
-    rest = asked.gpus - len(tiles)
+    rest = container.gpus - len(tiles)
     for gpu, held_memory, held_cores in tiles:
         if record is not None and record.family in INDEX_ONLY:
-            held_memory, held_cores = (memory, cores) if asked.gpus else (0, 0)
-        elif asked.gpus and compared:
+            held_memory, held_cores = (memory, cores) if container.gpus else (0, 0)
+        elif container.gpus and compared:
             held_memory, held_cores = max(held_memory, memory), max(held_cores, cores)
         held.update({("memory", gpu): held_memory, ("cores", gpu): held_cores})
-    if record is not None and (record.family == "gpushare" or (asked.init and compared)):
+    if record is not None and (record.family == "gpushare" or (container.init and compared)):
         for gpu in [gpu for gpu in named if gpu not in own][: max(rest, 0)]:
             held.update({("memory", gpu): memory, ("cores", gpu): cores})
             rest -= 1
@@ -104,10 +104,10 @@ def hold(case: Case, asked: Container, record: Record | None, at: int, compared:
     return held
 
 
-def amounts(case: Case, asked: Container) -> tuple[int, int]:
-    if case.odd or (not asked.memory and not asked.cores):
+def amounts(case: Case, container: Container) -> tuple[int, int]:
+    if case.odd or (not container.memory and not container.cores):
         return SIZE, 100
-    return asked.memory or SIZE, asked.cores
+    return container.memory or SIZE, container.cores
 
 
 # ---- onto pods and nodes --------------------------------------------------------------------------------------------
@@ -122,8 +122,8 @@ NODES = {
 }
 
 
-def limits(case: Case, asked: Container) -> Json:
-    if not asked.gpus:
+def limits(case: Case, container: Container) -> Json:
+    if not container.gpus:
         return {}
     names = {
         "hami": ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"),
@@ -131,8 +131,8 @@ def limits(case: Case, asked: Container) -> Json:
         "gputile": ("gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"),
     }
     count, memory, cores = names[case.dialect]
-    amounts = {count: asked.gpus} | ({memory: asked.memory} if asked.memory else {})
-    return amounts | ({cores: asked.cores} if asked.cores else {}) | ({memory: 10**7} if case.odd else {})
+    amounts = {count: container.gpus} | ({memory: container.memory} if container.memory else {})
+    return amounts | ({cores: container.cores} if container.cores else {}) | ({memory: 10**7} if case.odd else {})
 
 
 def notes(case: Case, record: Record) -> dict[str, str]:

@@ -24,11 +24,11 @@ from gputile.model.refusals import NodeReason
 from gputile.scheduler.state.cluster_state import UnboundPod
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node, pod
-from tests.metrics_api.rig import Shop
-from tests.scheduler.crowds import HIGH, LOW, arrive, crowded, settle
+from tests.metrics_api.rig import ProjectionRig
+from tests.scheduler.preemption_helpers import HIGH, LOW, arrive, full_cluster, settle
 from tests.scheduler.rig import Clock, Rig, tile
 from tests.scheduler.test_app import cluster, running, value
-from tests.scheduler.test_quota_watcher import Trial
+from tests.scheduler.test_quota_watcher import WatcherRig
 
 
 class Poison(RuntimeError):
@@ -334,7 +334,7 @@ async def test_other_pending_pods_get_events_and_nudges(monkeypatch: pytest.Monk
         rig.arrive(tile(size), name=name)
         rig.filter(name)
     real = rig.pending_pods._reason
-    monkeypatch.setattr(rig.pending_pods, "_reason", poisoned(real, lambda asked, ns: asked.asks[0].memory == 100))
+    monkeypatch.setattr(rig.pending_pods, "_reason", poisoned(real, lambda request, ns: request.asks[0].memory == 100))
     await rig.pending_pods.round()
     events = [(note.pod, note.reason) for note in rig.api.notes]
     assert events == [("good", "NoFittingGPU")]
@@ -348,7 +348,7 @@ async def test_other_pending_pods_get_events_and_nudges(monkeypatch: pytest.Monk
 
 
 async def test_preemption_for_other_pods_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = await crowded()
+    rig = await full_cluster()
     for name, size in (("bad", 11), ("good", 10)):
         arrive(rig, name, size, HIGH)
         rig.filter(name)
@@ -382,7 +382,7 @@ async def test_other_nominations_continue(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_nominations_of_other_pods_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = await crowded()
+    rig = await full_cluster()
     for name in ("bad", "good"):
         arrive(rig, name, 30, HIGH)
     executor, recalled = rig.preemptor._executor, list[str]()
@@ -396,8 +396,8 @@ async def test_nominations_of_other_pods_are_restored(monkeypatch: pytest.Monkey
 
 
 async def test_the_projection_of_the_metrics_api_shows_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = Shop()
-    projection, looked = shop.projection, list[str]()
+    rig = ProjectionRig()
+    projection, looked = rig.projection, list[str]()
     await projection.refresh()
     monkeypatch.setattr(projection, "_refresh_node", poisoned(looked.append, lambda name: name == "bad"))
     projection.touched(["bad", "good"])
@@ -406,36 +406,36 @@ async def test_the_projection_of_the_metrics_api_shows_the_others(monkeypatch: p
 
 
 async def test_another_quota_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = Trial()
+    rig = WatcherRig()
     kept: list[str] = []
 
     async def keep(source: Any) -> None:
         kept.append(source.name)
 
     monkeypatch.setattr(
-        trial.quota_watcher, "_keep_last_good", poisoned(keep, lambda source: source.name == "gputile-quota")
+        rig.quota_watcher, "_keep_last_good", poisoned(keep, lambda source: source.name == "gputile-quota")
     )
-    await trial.quota_watcher.report()
+    await rig.quota_watcher.report()
     assert kept == ["gpuquota"]
 
 
 async def test_a_quota_that_fails_once_is_still_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = Trial()
-    quota_watcher, taken = trial.quota_watcher, list[Any]()
+    rig = WatcherRig()
+    quota_watcher, updates = rig.quota_watcher, list[Any]()
 
     async def feed(namespace: str, name: str) -> Any:
         yield Snapshot(())
         yield Change("ADDED", None)
 
     async def update(source: Any, config_map: Any) -> None:
-        taken.append(config_map)
-        if len(taken) == 1:
+        updates.append(config_map)
+        if len(updates) == 1:
             raise Poison("the first")
 
     monkeypatch.setattr(quota_watcher._api, "follow_config_map", feed)
     monkeypatch.setattr(quota_watcher, "_update", update)
     await quota_watcher._watch(quota_watcher.sources[0])
-    assert len(taken) == 2
+    assert len(updates) == 2
 
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------

@@ -48,12 +48,12 @@ def all_expressions(policy: str) -> str:
 
 
 def written_for(manifest: Manifest) -> PodRecord:
-    asked = read(manifest)
-    placement = place(asked, NodeView.empty(SHELF))
+    request = read(manifest)
+    placement = place(request, NodeView.empty(SHELF))
     assert isinstance(placement, Placement), placement
-    grant = placement.grant("uid-1", asked.dialect)
+    grant = placement.grant("uid-1", request.dialect)
     return registry.write_grant(
-        GrantContext(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=DEFAULTS)
+        GrantContext(grant=grant, pod=object_of(manifest), asked=request, cards=SHELF.cards, at=AT, settings=DEFAULTS)
     )
 
 

@@ -189,9 +189,9 @@ def test_the_settings_are_ones_that_the_scheduler_knows() -> None:
 def test_the_schedulers_own_pods_do_not_depend_on_the_scheduler() -> None:
     spec = ours("Deployment")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    asked = {**container["resources"]["requests"], **container["resources"]["limits"]}
+    requests = {**container["resources"]["requests"], **container["resources"]["limits"]}
     assert spec["schedulerName"] == "default-scheduler"
-    assert not resources() & set(asked)
+    assert not resources() & set(requests)
 
 
 def test_the_images_version_is_ours() -> None:

@@ -85,9 +85,9 @@ def grant_context(
     manifest: Manifest, node: Node, *containers: ContainerGrant, settings: DialectSettings = DEFAULTS
 ) -> GrantContext:
     """These tiles for this pod on this node."""
-    asked = read(manifest, settings)
-    grant = Grant(pod="uid-1", node=node.name, dialect=asked.dialect, containers=containers)
-    return GrantContext(grant=grant, pod=object_of(manifest), asked=asked, cards=node.cards, at=AT, settings=settings)
+    request = read(manifest, settings)
+    grant = Grant(pod="uid-1", node=node.name, dialect=request.dialect, containers=containers)
+    return GrantContext(grant=grant, pod=object_of(manifest), asked=request, cards=node.cards, at=AT, settings=settings)
 
 
 def bound(manifest: Manifest, written: PodRecord, node: str = "n1") -> Pod:
@@ -120,14 +120,14 @@ SHELF = Node(
 
 def assert_round_trip(dialect: registry.Dialect, manifest: Manifest, settings: DialectSettings = DEFAULTS) -> None:
     """read(write(grant)) == grant, by the dialect's own record alone and by ours."""
-    asked = read(manifest, settings)
-    assert asked.dialect == dialect.NAME
-    placement = place(asked, NodeView.empty(SHELF))
+    request = read(manifest, settings)
+    assert request.dialect == dialect.NAME
+    placement = place(request, NodeView.empty(SHELF))
     assume(isinstance(placement, Placement))
     assert isinstance(placement, Placement)
     grant = placement.grant("uid-1", dialect.NAME)
     context = GrantContext(
-        grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=settings
+        grant=grant, pod=object_of(manifest), asked=request, cards=SHELF.cards, at=AT, settings=settings
     )
     with_record = bound(manifest, dialect.write_grant(context))
     if dialect.NAME != nvidia.NAME:  # writes nothing of its own

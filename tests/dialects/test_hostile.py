@@ -1,4 +1,4 @@
-"""Pods and nodes that anybody may write: reading them stays cheap, and messages stay short."""
+"""Untrusted pods and nodes: reading them stays cheap, and messages stay short."""
 
 import difflib
 import json

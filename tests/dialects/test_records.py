@@ -375,9 +375,9 @@ def test_a_pod_under_another_agent_never_holds_less_than_its_record_or_its_reque
     for uuid, memory, cores in record:
         assert uses[uuid].memory >= memory
         assert uses[uuid].cores >= cores
-    asked = read_pod(bound_pod)
-    if not isinstance(asked, BadRequest) and asked is not None:
-        ask = asked.asks[0]
+    pod_request = read_pod(bound_pod)
+    if not isinstance(pod_request, BadRequest) and pod_request is not None:
+        ask = pod_request.asks[0]
         assert all(use.memory >= ask.memory_of(8192) and use.cores >= ask.cores for use in uses.values())
     wanted = records.requested_gpus(bound_pod)
     assert isinstance(grant, Grant) or (not record and not wanted)

@@ -89,10 +89,10 @@ def test_a_node_is_rejected_only_if_no_assignment_exists(request: PodRequest, vi
     assert fits(request, view) == brute_force(request, view)
 
 
-def fleet_of(*found: NodeView) -> Fleet:
+def fleet_of(*node_views: NodeView) -> Fleet:
     """A fleet in the state of these views, reached as in production: by setting nodes and holding what is taken."""
     fleet = Fleet()
-    for view in found:
+    for view in node_views:
         fleet.set_node(view.node)
         for card, free in zip(view.node.cards, view.free_by_card, strict=True):
             taken = Use(card.memory - free.memory, card.cores - free.cores, card.slots - free.slots)
@@ -104,10 +104,10 @@ def fleet_of(*found: NodeView) -> Fleet:
 
 @examples(100)
 @given(requests(), st.tuples(*(views(f"n{n}") for n in range(3))))
-def test_the_fleet_gives_the_answers_of_place(request: PodRequest, found: tuple[NodeView, ...]) -> None:
-    fleet = fleet_of(*found)
-    answers = {view.node.name: place(request, view) for view in found}
-    assert [fleet.view(view.node.name) for view in found] == list(found)
+def test_the_fleet_gives_the_answers_of_place(request: PodRequest, node_views: tuple[NodeView, ...]) -> None:
+    fleet = fleet_of(*node_views)
+    answers = {view.node.name: place(request, view) for view in node_views}
+    assert [fleet.view(view.node.name) for view in node_views] == list(node_views)
     fitting = dict(zip(fleet.names(), fleet.fits(request).tolist(), strict=True))
     assert fitting == {name: isinstance(answer, Placement) for name, answer in answers.items()}
     refused = {refusal.node: refusal for refusal in fleet.refusals(request)}

@@ -47,17 +47,17 @@ def test_a_rare_fraction_counts_as_the_next_larger_one() -> None:
 def test_kinds_of_pods_are_few_and_the_rare_count_as_the_nearest() -> None:
     usual = {PodKind(1000 * n, 1, 10): 50.0 for n in range(1, MOST_POPULAR + 1)}
     rare = {PodKind(1000 * n + 1, 1, 10): 25.0 for n in range(1, MOST_POPULAR + 1)}
-    found = tables(usual | rare, SUPPLY)
-    assert len(found.weight) == MOST_POPULAR
-    assert found.weight.sum() == pytest.approx(1.0)
-    weights = {int(cpu): float(weight) for cpu, weight in zip(found.cpu, found.weight, strict=True)}
+    learnt = tables(usual | rare, SUPPLY)
+    assert len(learnt.weight) == MOST_POPULAR
+    assert learnt.weight.sum() == pytest.approx(1.0)
+    weights = {int(cpu): float(weight) for cpu, weight in zip(learnt.cpu, learnt.weight, strict=True)}
     assert max(weights.values()) <= 1.6 * min(weights.values()), "each rare one counts as its own neighbour"
 
 
 def test_a_rare_kind_counts_as_one_of_as_many_cards_however_far_its_cpu_is() -> None:
     usual = {PodKind(n, 1, 10): 50.0 for n in range(MOST_POPULAR - 1)} | {PodKind(100_000, 8, 100): 50.0}
-    found = tables(usual | {PodKind(1, 8, 100): 49.0} | {PodKind(n, 1, 20): 49.0 for n in range(9)}, SUPPLY)
-    eight = found.weight[found.cards == 8]
+    learnt = tables(usual | {PodKind(1, 8, 100): 49.0} | {PodKind(n, 1, 20): 49.0 for n in range(9)}, SUPPLY)
+    eight = learnt.weight[learnt.cards == 8]
     assert eight.sum() == pytest.approx(99 / (50 * MOST_POPULAR + 49 * 10), rel=0.2)
 
 

@@ -48,7 +48,7 @@ def test_one_walk_finds_the_most_that_any_phase_has(parts: list[tuple[Role, tupl
     most = [0, 0]
     for phase in {phase for mine in alive for phase in mine}:
         there = [amounts for (_, amounts), mine in zip(parts, alive, strict=True) if phase in mine]
-        most = [max(one, sum(amounts[kind] for amounts in there)) for kind, one in enumerate(most)]
+        most = [max(amount, sum(amounts[kind] for amounts in there)) for kind, amount in enumerate(most)]
     assert most_at_once(parts, 2) == tuple(most)
 
 
@@ -58,8 +58,8 @@ def test_every_way_to_pick_comes_once_and_the_first_lists_are_used_up_first(size
     cards = iter(range(100))
     kinds = [[next(cards) for _ in range(size)] for size in sizes]
     kind_of = {card: number for number, kind in enumerate(kinds) for card in kind}
-    picked = [tuple(kind_of[card] for card in found) for found in _pick(kinds, wanted)]
-    every = {tuple(sorted(kind_of[card] for card in found)) for found in combinations(kind_of, wanted)}
+    picked = [tuple(kind_of[card] for card in cards) for cards in _pick(kinds, wanted)]
+    every = {tuple(sorted(kind_of[card] for card in cards)) for cards in combinations(kind_of, wanted)}
     assert picked == sorted(every)
 
 
@@ -122,11 +122,11 @@ GPUSHARE, OURS = {"aliyun.com/gpu-mem": 1}, {"gputile.io/gpu": 1, "gputile.io/me
     ],
 )
 def test_at_most_64_containers_of_a_pending_pod_may_ask(limits: Any, asking: int, idle: int) -> None:
-    found = registry.read_pod(convert(pod({"cpu": 1}, init=(*[limits] * asking, *[{"cpu": 1}] * idle))))
+    request = registry.read_pod(convert(pod({"cpu": 1}, init=(*[limits] * asking, *[{"cpu": 1}] * idle))))
     if asking <= MOST_CONTAINERS:
-        assert not isinstance(found, BadRequest)
+        assert not isinstance(request, BadRequest)
         return
-    assert found == BadRequest(
+    assert request == BadRequest(
         RequestError.TOO_MANY_CONTAINERS,
         f"pod: {asking} of its containers request GPUs, and at most 64 of one pod may; split it into several pods, or "
         "request GPUs in fewer containers",

@@ -105,9 +105,9 @@ def test_reasons_are_counted_with_the_nodes_that_eviction_could_make_fit() -> No
 @examples(30)
 @given(requests(), st.tuples(*(views(f"n{n}") for n in range(2))))
 def test_any_refusal_can_be_explained_and_any_change_names_a_node(
-    request: PodRequest, found: tuple[NodeView, ...]
+    request: PodRequest, node_views: tuple[NodeView, ...]
 ) -> None:
-    explanation = explain(request, fleet_of(*found))
+    explanation = explain(request, fleet_of(*node_views))
     assert explanation.fitting + sum(reason.nodes for reason in explanation.reasons) == explanation.nodes == 2
     assert {change.node for change in explanation.changes} <= {"n0", "n1"}
     assert all(len(line) < 300 for line in explanation.lines())
@@ -153,8 +153,8 @@ def test_the_numbers_are_those_of_the_deciding_card(fleet: Fleet, request_: PodR
 
 def test_less_memory_is_named_in_steps_that_the_dialect_can_write() -> None:
     fleet = fleet_with(node("n").card(size=5000))
-    asked = msgspec.structs.replace(wants(ask("6Gi"), dialect="gpushare"), block=1024)
-    assert explain(asked, fleet).changes[0].text == "at most 4 GiB per GPU instead of 6 GiB, on n"
+    request = msgspec.structs.replace(wants(ask("6Gi"), dialect="gpushare"), block=1024)
+    assert explain(request, fleet).changes[0].text == "at most 4 GiB per GPU instead of 6 GiB, on n"
 
 
 def test_a_requested_percentage_is_shown_as_a_percentage() -> None:

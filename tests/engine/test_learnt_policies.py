@@ -39,12 +39,12 @@ SUPPLY = Supply(models=("A100", "T4"), free=(8.0, 2.0), free_cpu=64_000.0, cpu_p
 
 
 def fragment_of(task: PodKind, shares: list[int], models: list[str], cpu: int) -> int:
-    """The definition, word for word."""
+    """The definition, literally."""
     idle = sum(shares)
-    bear = [s for s, m in zip(shares, models, strict=True) if task.accepts(m) and s >= task.share * 100 and s > 0]
-    if not task.cards or cpu < task.cpu or len(bear) < task.cards:
+    fitting = [s for s, m in zip(shares, models, strict=True) if task.accepts(m) and s >= task.share * 100 and s > 0]
+    if not task.cards or cpu < task.cpu or len(fitting) < task.cards:
         return idle
-    return idle - sum(bear)
+    return idle - sum(fitting)
 
 
 def mean_fragment(shares: list[int], models: list[str], cpu: int) -> float:
@@ -67,12 +67,12 @@ def test_the_meter_and_its_gains_are_as_defined(
         model=np.array([SUPPLY.models.index(m) for m in models], dtype=np.int64)[:, None],
         cpu=np.array([cpu], dtype=np.int64),
     )
-    found = Fragments(look, learnt)
+    fragments = Fragments(look, learnt)
     now = mean_fragment(shares, models, cpu)
-    assert found.now[0] == pytest.approx(now)
-    assert found.gain_of_cpu(pod_cpu)[0] == pytest.approx(now - mean_fragment(shares, models, cpu - pod_cpu))
+    assert fragments.now[0] == pytest.approx(now)
+    assert fragments.gain_of_cpu(pod_cpu)[0] == pytest.approx(now - mean_fragment(shares, models, cpu - pod_cpu))
     tile = tenths * 1000
-    capacity_generation = found.gain_of_tiles(np.full((3, 1), tile, dtype=np.int64), pod_cpu)
+    capacity_generation = fragments.gain_of_tiles(np.full((3, 1), tile, dtype=np.int64), pod_cpu)
     for card in range(3):
         if shares[card] >= tile:
             after = [s - tile if n == card else s for n, s in enumerate(shares)]
@@ -81,7 +81,7 @@ def test_the_meter_and_its_gains_are_as_defined(
     if len(idle) >= 2:
         after = [0 if n in idle[:2] else s for n, s in enumerate(shares)]
         want = now - mean_fragment(after, models, cpu - pod_cpu)
-        assert found.gain_of_whole_cards(2, pod_cpu)[0] == pytest.approx(want)
+        assert fragments.gain_of_whole_cards(2, pod_cpu)[0] == pytest.approx(want)
 
 
 def cluster() -> Fleet:
@@ -143,26 +143,26 @@ def test_scores_kept_up_to_date_equal_new_scores(policy: str, steps: list[tuple[
 
 
 def play(fleet: Fleet, step: tuple[str, int, int], policy: str) -> None:
-    what, one, other = step
+    what, number, other = step
     if what == "hold":
-        fleet.hold(f"n{one}", {f"GPU-n{one}-{other}": Use(90, 10, 1)}, 1000)
+        fleet.hold(f"n{number}", {f"GPU-n{number}-{other}": Use(90, 10, 1)}, 1000)
     elif what == "ask":
-        for name in fleet.best(REQUESTS[one], policy):
-            fleet.place(REQUESTS[one], name, policy)
+        for name in fleet.best(REQUESTS[number], policy):
+            fleet.place(REQUESTS[number], name, policy)
     elif what == "release":
-        fleet.release(f"n{one}", {f"GPU-n{one}-{other}": Use(90, 10, 1)}, 1000)
+        fleet.release(f"n{number}", {f"GPU-n{number}-{other}": Use(90, 10, 1)}, 1000)
     elif what == "host":
-        fleet.hold(f"n{one}", {}, 0, 300_000)
+        fleet.hold(f"n{number}", {}, 0, 300_000)
     elif what == "learn":
         for _ in range(PRICE_EVERY):
-            fleet.learn(REQUESTS[one])
+            fleet.learn(REQUESTS[number])
         fleet.refresh()
     elif what == "node":
-        made = node(f"n{one}", cpu="16" if other < 5 else "2").card("A100", 1000)
+        made = node(f"n{number}", cpu="16" if other < 5 else "2").card("A100", 1000)
         made.cards(2, "T4" if other > 2 else "A100", 1000, healthy=other != 2, cordoned=other == 4)
         fleet.set_node(made.node())
     else:
-        fleet.remove_node(f"n{one}")
+        fleet.remove_node(f"n{number}")
 
 
 @pytest.mark.parametrize(
@@ -177,19 +177,19 @@ def play(fleet: Fleet, step: tuple[str, int, int], policy: str) -> None:
 )
 def test_a_node_with_as_much_free_may_yet_be_another(after: NodeBuilder) -> None:
     """The cached score of a node's state must not be used for another kind of node."""
-    fleet, wish = Fleet(), wants(ask(100), models=(ModelRule(("A100",)),))
+    fleet, request = Fleet(), wants(ask(100), models=(ModelRule(("A100",)),))
     fleet.set_node(node("n0").cards(1, "A100", 1000).node())
-    assert fleet.best(wish, "tiling") == ["n0"]
+    assert fleet.best(request, "tiling") == ["n0"]
     fleet.set_node(after.node())
-    assert fleet.best(wish, "tiling") == []
+    assert fleet.best(request, "tiling") == []
 
 
 def test_an_unused_row_differs_from_a_node_without_cards() -> None:
-    fleet, wish = Fleet(), wants()
+    fleet, request = Fleet(), wants()
     fleet.set_node(node("n0", cpu="0", host="0").node())
-    assert fleet.best(wish, "tiling") == ["n0"]
+    assert fleet.best(request, "tiling") == ["n0"]
     fleet.remove_node("n0")
-    assert fleet.best(wish, "tiling") == []
+    assert fleet.best(request, "tiling") == []
 
 
 @pytest.mark.parametrize("policy", ["fragmentation", "tiling"])
@@ -222,19 +222,19 @@ class TestTheRule:
     def test_idle_cards_beyond_the_cpu_are_stranded(self) -> None:
         rho = self.LEARNT.rho
         assert rho == pytest.approx(8000 * 4 / (0.65 + 2 * 0.47 + 0.32))
-        found = tiling.stranded(np.array([2.0, 2.0]), np.array([64_000, 8000]), self.LEARNT)
-        assert found == pytest.approx([0.0, 2.0 - 8000 / (0.85 * rho)])
+        stranded = tiling.stranded(np.array([2.0, 2.0]), np.array([64_000, 8000]), self.LEARNT)
+        assert stranded == pytest.approx([0.0, 2.0 - 8000 / (0.85 * rho)])
 
     def test_a_node_pays_for_what_a_pod_strands_there(self) -> None:
         size, cpu = np.array([0.5]), 14_000
-        rich, poor = (
+        much_cpu, little_cpu = (
             float(tiling.node_scores(self.look([CARD, CARD], host), size, cpu, self.LEARNT)[0])
             for host in (64_000, 16_000)
         )
         served = 0.85 * self.LEARNT.rho
         stranded = (1.5 - 2000 / served) - (2.0 - 16_000 / served)
         best_fit = 0.005 * 48 / 128
-        assert rich - poor == pytest.approx(0.2 * stranded - best_fit)
+        assert much_cpu - little_cpu == pytest.approx(0.2 * stranded - best_fit)
 
     def test_a_pod_without_gpu_strands_too_unless_cpu_is_short_everywhere(self) -> None:
         look = self.look([CARD, CARD], 16_000)
@@ -247,7 +247,7 @@ class TestTheRule:
 
     def test_the_scarcity_of_a_model_is_paid_by_the_size_of_the_pod(self) -> None:
         fleet = Fleet()
-        fleet.set_node(node("dear", cpu="64").cards(2, "T4", 100).node())
+        fleet.set_node(node("scarce", cpu="64").cards(2, "T4", 100).node())
         fleet.set_node(node("plain", cpu="64").cards(2, "A100", 100).node())
         request = wants(ask(whole=True, cards=2), cpu=1000)
         fitting = fleet.fits(request)
@@ -300,27 +300,27 @@ def test_tiling_puts_a_tile_beside_the_one_it_completes() -> None:
 
 
 def test_tiling_does_not_strand_cards_on_a_node_without_cpu() -> None:
-    """A pod that needs much CPU goes where cards are not left without any, even if that node is emptier."""
+    """A pod that needs much CPU is placed where no card is left without CPU, even if that node is emptier."""
     fleet = Fleet()
-    fleet.set_node(node("rich", cpu="64").cards(2, "A100", 100).node())
-    fleet.set_node(node("poor", cpu="16").cards(2, "A100", 100).node())
+    fleet.set_node(node("much-cpu", cpu="64").cards(2, "A100", 100).node())
+    fleet.set_node(node("little-cpu", cpu="16").cards(2, "A100", 100).node())
     for _ in range(200):
         fleet.learn(wants(ask(percent=100), cpu=8000))
     fleet.refresh()
-    hungry = wants(ask(percent=50), cpu=14_000)
-    assert fleet.best(hungry, "tiling", keep=1) == ["rich"]
-    assert fleet.best(hungry, "binpack", keep=1) == ["poor"]
+    request = wants(ask(percent=50), cpu=14_000)
+    assert fleet.best(request, "tiling", keep=1) == ["much-cpu"]
+    assert fleet.best(request, "binpack", keep=1) == ["little-cpu"]
 
 
-def test_tiling_keeps_dear_models_for_those_who_insist() -> None:
+def test_tiling_keeps_scarce_models_for_pods_that_require_them() -> None:
     fleet = Fleet()
-    fleet.set_node(node("dear", cpu="64").cards(2, "T4", 100).node())
+    fleet.set_node(node("scarce", cpu="64").cards(2, "T4", 100).node())
     fleet.set_node(node("plain", cpu="64").cards(8, "A100", 100).node())
     for _ in range(100):
         fleet.learn(wants(ask(whole=True), cpu=1000, models=(ModelRule(("T4",)),)))
         fleet.learn(wants(ask(whole=True), cpu=1000))
     fleet.refresh()
-    assert fleet.best(wants(ask(whole=True), cpu=1000), "binpack", keep=1) == ["dear"]
+    assert fleet.best(wants(ask(whole=True), cpu=1000), "binpack", keep=1) == ["scarce"]
     assert fleet.best(wants(ask(whole=True), cpu=1000), "tiling", keep=1) == ["plain"]
 
 

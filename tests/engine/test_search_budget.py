@@ -86,22 +86,22 @@ class TestOnAllNodes:
             fleet.hold("wide", {f"GPU-wide-{index}": Use(0, 50, 1)})
         near = wants(
             *AWKWARD.asks, dialect="vcuda", numa=Strength.REQUIRE
-        )  # arrays cannot tell: every node is searched
+        )  # arrays cannot decide: every node is searched
         assert fleet.best(near, budget=SearchBudget(20_000)) == ["wide"]
 
     def test_a_second_query_continues_the_search(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        fleet, asked = full(40), list[NodeView]()
+        fleet, views = full(40), list[NodeView]()
         real = searched
 
         def counted(request: PodRequest, view: NodeView, budget: SearchBudget) -> bool | None:
-            asked.append(view)
+            views.append(view)
             return real(request, view, budget)
 
         monkeypatch.setattr(fleet_module, "searched", counted)
         for turn in range(3):
             fleet.fits(AWKWARD, SearchBudget(2000))
             fleet.hold("n39", {"GPU-n39-7": Use(1 + turn, 0, 0)})  # otherwise the last answer would be reused
-        names = [view.node.name for view in asked]
+        names = [view.node.name for view in views]
         assert 6 < len(names) < 20
         assert len(names) - len(set(names)) == 2, "but for the one at which each budget ended"
 
@@ -136,7 +136,7 @@ class TestPreemption:
         Victim(pod=f"h{n}", name=f"default/h{n}", uses={f"GPU-n1-{n % 8}": Use(400, 0, 0)}) for n in range(16)
     )
 
-    def crowd(self) -> NodeView:
+    def full_node(self) -> NodeView:
         builder = node().cards(8, size=1000)
         for holder in self.HOLDERS:
             index = int(next(iter(holder.uses)).rpartition("-")[2])
@@ -146,25 +146,25 @@ class TestPreemption:
     def test_a_search_cut_short_gives_no_victims_rather_than_too_many(self) -> None:
         eight = wants(*(ask(900 + n, name=f"c{n}") for n in range(8)), dialect="vcuda")
         enough = SearchBudget(100_000)
-        chosen = victims(eight, self.crowd(), self.HOLDERS, 1, budget=enough)
+        chosen = victims(eight, self.full_node(), self.HOLDERS, 1, budget=enough)
         assert chosen is not None
         assert len(chosen) == 16, "all must go"
         assert not enough.ran_out
         for steps in (1, 50, 200, 400):
             short = SearchBudget(steps)
-            assert victims(eight, self.crowd(), self.HOLDERS, 1, budget=short) is None
+            assert victims(eight, self.full_node(), self.HOLDERS, 1, budget=short) is None
             assert short.ran_out
 
     def test_no_pod_is_evicted_if_it_is_too_expensive_to_prove_that_it_must(self) -> None:
         """With fifteen evicted there are too many ways to prove that it does not fit."""
         sixteen = wants(*(ask(334 + n, name=f"c{n}") for n in range(16)), dialect="vcuda")
         budget = SearchBudget(1_000_000)
-        assert victims(sixteen, self.crowd(), self.HOLDERS, 1, budget=budget) is None
+        assert victims(sixteen, self.full_node(), self.HOLDERS, 1, budget=budget) is None
         assert budget.ran_out
 
     def test_a_single_tile_needs_no_budget(self) -> None:
         budget = SearchBudget(2000)
-        chosen = victims(wants(ask(900), dialect="vcuda"), self.crowd(), self.HOLDERS, 1, budget=budget)
+        chosen = victims(wants(ask(900), dialect="vcuda"), self.full_node(), self.HOLDERS, 1, budget=budget)
         assert chosen is not None
         assert [holder.pod for holder in chosen] == ["h0", "h8"]
         assert not budget.ran_out

@@ -117,7 +117,7 @@ def test_a_crowded_node_gives_a_small_set_quickly() -> None:
 
 
 @st.composite
-def crowds(draw: st.DrawFn) -> list[Victim]:
+def victim_lists(draw: st.DrawFn) -> list[Victim]:
     pods = []
     for n in range(draw(st.integers(0, 5))):
         cards = draw(st.sets(st.integers(0, 1), min_size=1, max_size=2))
@@ -135,7 +135,7 @@ def crowds(draw: st.DrawFn) -> list[Victim]:
     return pods
 
 
-WISHES = st.sampled_from(
+REQUESTS = st.sampled_from(
     [
         wants(ask(10)),
         wants(ask(14, cores=80)),
@@ -148,13 +148,13 @@ WISHES = st.sampled_from(
 
 
 @examples(80)
-@given(crowds(), WISHES)
+@given(victim_lists(), REQUESTS)
 def test_no_cheaper_set_exists(pods: list[Victim], request: PodRequest) -> None:
     assert_cheapest(pods, request, lambda evicted: request)
 
 
 @examples(80)
-@given(crowds(), WISHES, st.sets(st.sampled_from([f"p{n}" for n in range(5)])), st.integers(0, 2))
+@given(victim_lists(), REQUESTS, st.sets(st.sampled_from([f"p{n}" for n in range(5)])), st.integers(0, 2))
 def test_no_cheaper_set_exists_where_pods_must_give_quota_back(
     pods: list[Victim], request: PodRequest, own: set[str], needed: int
 ) -> None:

@@ -53,14 +53,14 @@ class Client:
         return number
 
     async def get(self, path: str, headers: list[tuple[str, str]]) -> int:
-        """Send a request; return its stream identifier. `heard` returns the body received so far."""
+        """Send a request; return its stream identifier. `received` returns the body received so far."""
         number = self._h2.get_next_available_stream_id()
         fields = [(":method", "GET"), (":scheme", "https"), (":path", path), (":authority", "x"), *headers]
         self._h2.send_headers(number, fields, end_stream=True)
         await self.flush()
         return number
 
-    def heard(self, number: int) -> bytes:
+    def received(self, number: int) -> bytes:
         return self.bodies.get(number) or self._parts.get(number, b"")
 
     async def ping(self) -> None:

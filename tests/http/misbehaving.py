@@ -28,7 +28,7 @@ class Server:
     def __init__(self, *script: list[Step], tls: ssl.SSLContext | None = None) -> None:
         self._script, self._tls = list(script), tls
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
         self.connections = 0
         self.left = asyncio.Event()  # a client disconnected: during a HANG, or by a reset
         self.url, self.port = "", 0
@@ -57,7 +57,7 @@ class Server:
                 for step in self._script.pop(0):
                     await self._do(step, reader, writer)
             await reader.read()  # until the client disconnects
-        except OSError:  # the client reset the connection, maybe before the script came to its HANG
+        except OSError:  # the client reset the connection, maybe before the script reached its HANG
             self.left.set()
         except EOFError:
             pass
@@ -68,7 +68,7 @@ class Server:
     async def _read_request(self, reader: asyncio.StreamReader) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
-        self.asked.append(head + await reader.readexactly(int(length or 0)))
+        self.requests.append(head + await reader.readexactly(int(length or 0)))
 
     async def _do(self, step: Step, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         match step:
@@ -97,7 +97,7 @@ class Proxy:
                  tls: ssl.SSLContext | None = None) -> None:  # fmt: skip
         self._answer, self._tls = answer, tls
         self._tasks: set[asyncio.Task[None]] = set()
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
         self.left = asyncio.Event()  # a client disconnected after a rejection
         self.address = ""
 
@@ -119,7 +119,7 @@ class Proxy:
         self._tasks.add(task)
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            self.asked.append(head)
+            self.requests.append(head)
             writer.write(self._answer)
             if self._answer.startswith(b"HTTP/1.1 407 "):
                 await reader.read()

@@ -32,21 +32,21 @@ def run(request: pytest.FixtureRequest) -> Run:
     return runner
 
 
-class Place:
+class EchoServer:
     """A server on a free port that echoes bodies; over TLS it requests client certificates."""
 
     def __init__(self, *, tls: bool) -> None:
         self.authority = Authority()
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self._is_tls, self.port = tls, 0
         self.listener = Listener(self._answer, 2**20, probes=("/healthz",), trusts=bool if tls else None, bounds=FEW)
 
     def _answer(self, request: Request) -> Response:
-        self.asked.append(request)
+        self.requests.append(request)
         is_open = request.is_trusted or request.path == "/healthz"
         return Response(request.body or b"ok") if is_open else Response(b"no", 403)
 
-    async def __aenter__(self) -> "Place":
+    async def __aenter__(self) -> "EchoServer":
         self.port = await self.listener.start("127.0.0.1", 0, self.context() if self._is_tls else None)
         return self
 
@@ -107,12 +107,12 @@ def is_cut(line: socket.socket) -> bool:
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"], ids=["silent", "half-a-ClientHello"])
 def test_connections_without_a_request_are_evicted_for_new_ones(run: Run, tls: bool, sent: bytes) -> None:
     async def scenario() -> None:
-        async with Place(tls=tls) as place:
-            with silent(place.port, 30, sent) as lines:
-                await until(lambda: place.listener.arriving.evicted >= 22)
-                await until(lambda: len(place.listener.arriving) == FEW.arriving)
+        async with EchoServer(tls=tls) as server:
+            with silent(server.port, 30, sent) as lines:
+                await until(lambda: server.listener.arriving.evicted >= 22)
+                await until(lambda: len(server.listener.arriving) == FEW.arriving)
                 for known in (True, False):
-                    assert (await place.ask(GET, known=known)).endswith(b"\r\n\r\nok")
+                    assert (await server.ask(GET, known=known)).endswith(b"\r\n\r\nok")
                 await until(lambda: sum(map(is_cut, lines)) >= 22)
 
     run(scenario())
@@ -122,14 +122,14 @@ def test_a_flooding_host_evicts_only_its_own_connections(run: Run) -> None:
     """A slow handshake of another host completes during the flood."""
 
     async def scenario() -> None:
-        async with Place(tls=True) as place:
+        async with EchoServer(tls=True) as server:
             with socket.socket() as slow:
                 slow.bind(("127.0.0.2", 0))
-                slow.connect(("127.0.0.1", place.port))
-                await until(lambda: len(place.listener.arriving) == 1)
-                with silent(place.port, 50):
-                    await until(lambda: place.listener.arriving.evicted >= 43)
-                    context = place.client(known=True)
+                slow.connect(("127.0.0.1", server.port))
+                await until(lambda: len(server.listener.arriving) == 1)
+                with silent(server.port, 50):
+                    await until(lambda: server.listener.arriving.evicted >= 43)
+                    context = server.client(known=True)
                     assert context is not None
                     reader, writer = await asyncio.open_connection(sock=slow, ssl=context, server_hostname="localhost")
                     writer.write(GET)
@@ -142,11 +142,11 @@ def test_a_flooding_host_evicts_only_its_own_connections(run: Run) -> None:
 @pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
 def test_a_failed_handshake_leaves_no_state(run: Run, tls: bool) -> None:
     async def scenario() -> None:
-        async with Place(tls=tls) as place:
-            with silent(place.port, 5, b"this is no hello\r\n\r\n") as lines:
+        async with EchoServer(tls=tls) as server:
+            with silent(server.port, 5, b"this is no hello\r\n\r\n") as lines:
                 await until(lambda: all(is_cut(line) for line in lines))
-            await until(lambda: not place.listener.arriving and not place.listener.connections)
-            await until(lambda: not place.listener._acceptor._handshakes)
+            await until(lambda: not server.listener.arriving and not server.listener.connections)
+            await until(lambda: not server.listener._acceptor._handshakes)
 
     run(scenario())
 
@@ -154,12 +154,12 @@ def test_a_failed_handshake_leaves_no_state(run: Run, tls: bool) -> None:
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["tls-1.2", "tls-1.3"])
 def test_an_untrusted_caller_gets_403_and_its_body_is_dropped(run: Run, version: ssl.TLSVersion) -> None:
     async def scenario() -> None:
-        async with Place(tls=True) as place:
-            context = place.client()
+        async with EchoServer(tls=True) as server:
+            context = server.client()
             assert context is not None
             context.maximum_version = version
             reader, writer = await asyncio.open_connection(
-                "127.0.0.1", place.port, ssl=context, server_hostname="localhost"
+                "127.0.0.1", server.port, ssl=context, server_hostname="localhost"
             )
             writer.write(b"POST /verb HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n")
             for _ in range(80):
@@ -168,8 +168,8 @@ def test_an_untrusted_caller_gets_403_and_its_body_is_dropped(run: Run, version:
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 403 ")
             assert await reader.readexactly(2) == b"no"
-            (connection,) = place.listener.connections
-            assert (connection.kept, place.asked[0].body) == (0, b"")
+            (connection,) = server.listener.connections
+            assert (connection.kept, server.requests[0].body) == (0, b"")
             writer.close()
 
     run(scenario())
@@ -177,22 +177,22 @@ def test_an_untrusted_caller_gets_403_and_its_body_is_dropped(run: Run, version:
 
 def test_the_body_of_a_known_caller_is_read_on_the_same_port(run: Run) -> None:
     async def scenario() -> None:
-        async with Place(tls=True) as place:
+        async with EchoServer(tls=True) as server:
             head = b"POST /verb HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\n"
-            assert (await place.ask(head + b"x" * 10**6, known=True)).endswith(b"x" * 10**6)
+            assert (await server.ask(head + b"x" * 10**6, known=True)).endswith(b"x" * 10**6)
 
     run(scenario())
 
 
 def test_new_connections_get_the_renewed_certificate(run: Run) -> None:
     async def scenario() -> None:
-        async with Place(tls=True) as place:
-            assert (await place.ask(GET)).endswith(b"ok")
-            place.authority = Authority()
+        async with EchoServer(tls=True) as server:
+            assert (await server.ask(GET)).endswith(b"ok")
+            server.authority = Authority()
             with pytest.raises(ssl.SSLError):
-                await place.ask(GET)
-            place.listener.renew(place.context())
-            assert (await place.ask(GET)).endswith(b"ok")
+                await server.ask(GET)
+            server.listener.renew(server.context())
+            assert (await server.ask(GET)).endswith(b"ok")
 
     run(scenario())
 
@@ -220,8 +220,8 @@ def test_accepting_resumes_after_a_shortage_of_file_descriptors(run: Run, monkey
     monkeypatch.setattr(socket, "socket", Scarce)
 
     async def scenario() -> None:
-        async with Place(tls=False) as place:
-            assert (await place.ask(GET)).endswith(b"ok")
+        async with EchoServer(tls=False) as server:
+            assert (await server.ask(GET)).endswith(b"ok")
             assert pauses == [errno.ENFILE, errno.ECONNABORTED, errno.EMFILE]
 
     run(scenario())
@@ -261,13 +261,13 @@ def test_a_failed_bind_names_the_reason_and_the_setting(run: Run, host: str, rea
 
 def test_stopping_ends_handshakes_too(run: Run) -> None:
     async def scenario() -> None:
-        place = Place(tls=True)
-        async with place:
-            with silent(place.port, 3):
-                await until(lambda: len(place.listener.arriving) == 3)
-                await place.listener.stop()
-                await until(lambda: not place.listener._acceptor._handshakes)
+        server = EchoServer(tls=True)
+        async with server:
+            with silent(server.port, 3):
+                await until(lambda: len(server.listener.arriving) == 3)
+                await server.listener.stop()
+                await until(lambda: not server.listener._acceptor._handshakes)
         with pytest.raises(OSError, match="refused"):
-            socket.create_connection(("127.0.0.1", place.port))
+            socket.create_connection(("127.0.0.1", server.port))
 
     run(scenario())

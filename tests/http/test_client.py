@@ -20,7 +20,7 @@ async def test_a_request_is_sent_in_one_write() -> None:
         await ask(pool, "POST", "/p", body=b"{}", headers=header("Content-Type", "x/y"))
         await ask(pool, "DELETE", "/p")
     host = f"Host: 127.0.0.1:{server.port}\r\n".encode()
-    assert server.asked == [
+    assert server.requests == [
         b"GET /a?b=c%20d HTTP/1.1\r\n" + host + b"Accept: x/y\r\n\r\n",
         b"POST /p HTTP/1.1\r\n" + host + b"Content-Type: x/y\r\nContent-Length: 2\r\n\r\n{}",
         b"DELETE /p HTTP/1.1\r\n" + host + b"Content-Length: 0\r\n\r\n",
@@ -32,7 +32,7 @@ async def test_the_path_of_the_url_is_a_prefix_of_all_requests() -> None:
         pool = ConnectionPool(f"{server.url}/k8s/clusters/c1/")
         await ask(pool, target="/api")
         await pool.close()
-    assert server.asked[0].startswith(b"GET /k8s/clusters/c1/api HTTP/1.1\r\n")
+    assert server.requests[0].startswith(b"GET /k8s/clusters/c1/api HTTP/1.1\r\n")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ async def test_an_invalid_response_is_connection_broken_and_not_retried(steps: l
     async with asking(steps, WHOLE) as (pool, server):
         with pytest.raises(ConnectionBroken):
             await ask(pool)
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
         assert (await ask(pool)).body == b"ok"
     assert server.connections == 2
 
@@ -158,7 +158,7 @@ async def test_a_kept_connection_that_closes_without_a_response(method: str, req
         await ask(pool)
         answer = await asyncio.gather(ask(pool, method), return_exceptions=True)
         assert isinstance(answer[0], HttpAnswer if requests == 3 else ConnectionBroken)
-        assert len(server.asked) == requests
+        assert len(server.requests) == requests
 
 
 async def test_a_get_is_retried_only_once() -> None:
@@ -166,7 +166,7 @@ async def test_a_get_is_retried_only_once() -> None:
         await ask(pool)
         with pytest.raises(ConnectionBroken):
             await ask(pool)
-        assert len(server.asked) == 3
+        assert len(server.requests) == 3
 
 
 async def test_a_stream_is_retried_too() -> None:
@@ -174,7 +174,7 @@ async def test_a_stream_is_retried_too() -> None:
         await ask(pool)
         with closing(await opened(pool)) as stream:
             assert await stream.read() == b"a"
-        assert len(server.asked) == 3
+        assert len(server.requests) == 3
 
 
 async def test_a_response_that_started_is_not_retried() -> None:
@@ -182,7 +182,7 @@ async def test_a_response_that_started_is_not_retried() -> None:
         await ask(pool)
         with pytest.raises(ConnectionBroken):
             await ask(pool)
-        assert len(server.asked) == 2
+        assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("action", [CLOSE, HALF_CLOSE, RESET], ids=["closed", "half-closed", "reset"])
@@ -234,11 +234,11 @@ async def test_the_connection_limit_holds_and_waiters_are_served_in_order() -> N
 async def test_a_request_that_times_out_waiting_for_a_slot_was_not_sent() -> None:
     async with asking([HANG], connections=1) as (pool, server):
         first = asyncio.ensure_future(ask(pool))
-        await until(lambda: server.asked)
+        await until(lambda: server.requests)
         with pytest.raises(NotSent, match="timed out"):
             await ask(pool, "POST", timeout=SOON)
         await cancelled(first)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 async def cancelled(task: asyncio.Future[Any]) -> None:
@@ -250,7 +250,7 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
 async def test_cancelling_closes_the_connection_and_frees_its_slot() -> None:
     async with asking([HANG], WHOLE, connections=1) as (pool, server):
         task = asyncio.ensure_future(ask(pool, "POST"))
-        await until(lambda: server.asked)
+        await until(lambda: server.requests)
         await cancelled(task)
         await server.left.wait()
         assert (await ask(pool)).body == b"ok"
@@ -260,7 +260,7 @@ async def test_cancelling_closes_the_connection_and_frees_its_slot() -> None:
 async def test_cancelling_a_waiter_leaves_the_slot_to_the_next() -> None:
     async with asking([HANG], WHOLE, connections=1) as (pool, server):
         holder = asyncio.ensure_future(ask(pool))
-        await until(lambda: server.asked)
+        await until(lambda: server.requests)
         waiting = [asyncio.ensure_future(ask(pool)) for _ in range(3)]
         await asyncio.sleep(0)
         await cancelled(waiting[0])
@@ -296,13 +296,13 @@ async def test_cancelling_a_waiter_in_the_turn_of_its_connection_leaves_it_to_th
 async def test_closing_the_pool_ends_all_requests_and_rejects_new_ones() -> None:
     async with asking([HANG], connections=1) as (pool, server):
         task = asyncio.ensure_future(ask(pool, "POST"))
-        await until(lambda: server.asked)
-        waits = asyncio.ensure_future(ask(pool, "POST"))
+        await until(lambda: server.requests)
+        waiting = asyncio.ensure_future(ask(pool, "POST"))
         await asyncio.sleep(0)
         await pool.close()
         with pytest.raises(ConnectionBroken):
             await task
-        for late in (waits, asyncio.ensure_future(ask(pool))):
+        for late in (waiting, asyncio.ensure_future(ask(pool))):
             with pytest.raises(NotSent, match="pool is closed"):
                 await late
 

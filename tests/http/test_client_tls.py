@@ -57,7 +57,7 @@ async def test_no_request_is_sent_to_a_server_with_another_name() -> None:
         with pytest.raises(NotSent, match="certificate"):
             await ask(pool, tls=known.client())
         await pool.close()
-    assert server.asked == []
+    assert server.requests == []
 
 
 async def test_new_credentials_never_use_a_connection_made_with_the_old() -> None:
@@ -91,9 +91,9 @@ async def test_https_goes_through_a_tunnel(secret_proxy: bool) -> None:
             assert (await ask(pool, tls=trust)).body == b"ok"
         await pool.close()
     to = b"127.0.0.1:%d" % server.port
-    assert proxy.asked == [b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (to, to, SECRET)]
+    assert proxy.requests == [b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (to, to, SECRET)]
     assert server.connections == 1
-    assert SECRET not in server.asked[0], "the proxy's credentials are not sent to the server"
+    assert SECRET not in server.requests[0], "the proxy's credentials are not sent to the server"
 
 
 async def test_http_is_carried_by_the_proxy() -> None:
@@ -101,7 +101,7 @@ async def test_http_is_carried_by_the_proxy() -> None:
         pool = ConnectionPool("http://api.invalid:81/x", proxy=f"http://me:p%40ss@127.0.0.1:{proxy.port}")
         assert (await ask(pool, target="/a")).body == b"ok"
         await pool.close()
-    assert proxy.asked == [b"GET http://api.invalid:81/x/a HTTP/1.1\r\nHost: api.invalid:81\r\n" + SECRET + b"\r\n"]
+    assert proxy.requests == [b"GET http://api.invalid:81/x/a HTTP/1.1\r\nHost: api.invalid:81\r\n" + SECRET + b"\r\n"]
 
 
 @pytest.mark.parametrize(

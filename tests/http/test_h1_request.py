@@ -136,10 +136,10 @@ async def test_an_ambiguous_head_gets_a_status_and_a_close(lines: list[bytes], s
     connection.connection_made(wire)
     receive(connection, b"\r\n".join([*lines, b"", b""]) + b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n")
     if lines == [b""]:  # empty lines before a request are skipped
-        assert [request.path for request in listener.asked] == ["/smuggled"]
+        assert [request.path for request in listener.requests] == ["/smuggled"]
         return
     assert wire.sent.startswith(b"HTTP/1.1 %d " % status)
-    assert (wire.closed, listener.asked) == (True, [])
+    assert (wire.closed, listener.requests) == (True, [])
 
 
 @pytest.mark.parametrize(

@@ -11,23 +11,23 @@ from gputile.http import h2_frames, h2_server
 from gputile.http.h2_frames import ACK, END_HEADERS, END_STREAM, PADDED, WITH_PRIORITY, H2ErrorCode, frame
 from gputile.http.messages import LONGEST_HEAD, SLOW
 from tests.effort import examples
-from tests.http.talk import Fields, Talk, first_window
+from tests.http.raw_h2_client import Fields, RawH2Client, first_window
 from tests.http.wire import Echo, receive
 
 # ---- requests and responses -----------------------------------------------------------------------------------------
 
 
 async def test_a_request_is_answered_in_the_turn_of_its_last_byte_and_in_one_write() -> None:
-    talk = Talk().say()
-    before = talk.wire.writes
-    talk.say(talk.post(1, b"hello"))
-    assert talk.answers() == {1: b"hello"}
-    assert talk.wire.writes == before + 1
-    assert talk.heads() == [{b":status": b"200", b"content-type": b"application/json", b"content-length": b"5"}]
+    client = RawH2Client().send()
+    before = client.wire.writes
+    client.send(client.post(1, b"hello"))
+    assert client.answers() == {1: b"hello"}
+    assert client.wire.writes == before + 1
+    assert client.heads() == [{b":status": b"200", b"content-type": b"application/json", b"content-length": b"5"}]
 
 
 async def test_the_first_frames_are_settings_a_large_window_and_an_ack() -> None:
-    first, window, acknowledged = Talk().say().frames()
+    first, window, acknowledged = RawH2Client().send().frames()
     assert isinstance(first, SettingsFrame)
     assert first.settings == {
         3: h2_server.ASKED_STREAMS,
@@ -42,137 +42,142 @@ async def test_the_first_frames_are_settings_a_large_window_and_an_ack() -> None
 @examples(60)
 @given(st.lists(st.integers(0, 2000), max_size=16))
 async def test_fragmentation_does_not_change_the_responses(cuts: list[int]) -> None:
-    talk = Talk(settings=first_window(70_000))
+    client = RawH2Client(settings=first_window(70_000))
     padded = frame(h2_frames.DATA, END_STREAM | PADDED, 3, b"\x03two\0\0\0")
     parts = [
-        talk.post(1, b"one"),
+        client.post(1, b"one"),
         frame(h2_frames.PING, 0, 0, b"12345678"),
-        talk.headed(3, b"3"),
+        client.headed(3, b"3"),
         frame(h2_frames.PRIORITY, 0, 3, b"\0\0\0\0\x10"),
         padded,
     ]
-    block = talk.block("/b?x=1", [(b"expect", b"100-continue")])
+    block = client.block("/b?x=1", [(b"expect", b"100-continue")])
     parts += [
         frame(h2_frames.HEADERS, WITH_PRIORITY, 5, b"\0\0\0\0\x10" + block[:7]),
         frame(h2_frames.CONTINUATION, 0, 5),
         frame(h2_frames.CONTINUATION, END_HEADERS, 5, block[7:]),
         frame(0xFA, 0xFF, 5, b"unknown type"),
         frame(h2_frames.DATA, 0, 5, b"thr"),
-        talk.post(7, b"four"),
+        client.post(7, b"four"),
         frame(h2_frames.DATA, 0, 5, b"ee"),
-        frame(h2_frames.HEADERS, END_HEADERS | END_STREAM, 5, talk.raw([(b"trailer", b"1")])),
+        frame(h2_frames.HEADERS, END_HEADERS | END_STREAM, 5, client.raw([(b"trailer", b"1")])),
         frame(h2_frames.WINDOW_UPDATE, 0, 0, b"\0\0\1\0"),
     ]
-    whole = talk.begin() + b"".join(parts)
+    whole = client.begin() + b"".join(parts)
     for start, end in pairwise(sorted({0, len(whole), *(cut % len(whole) for cut in cuts)})):
-        receive(talk.connection, whole[start:end])
-    assert talk.answers() == {1: b"one", 3: b"two", 5: b"three", 7: b"four"}
-    assert [request.path for request in talk.listener.asked] == ["/a", "/a", "/a", "/b"]  # type: ignore[attr-defined]
-    assert (talk.resets(), talk.goaway()) == ({}, None)
+        receive(client.connection, whole[start:end])
+    assert client.answers() == {1: b"one", 3: b"two", 5: b"three", 7: b"four"}
+    assert [request.path for request in client.listener.requests] == ["/a", "/a", "/a", "/b"]  # type: ignore[attr-defined]
+    assert (client.resets(), client.goaway()) == ({}, None)
 
 
 async def test_slow_responses_do_not_delay_others() -> None:
     listener = Echo()
-    talk = Talk(listener).say()
-    talk.say(talk.post(1, b"bind", "/wait"), talk.post(3, b"bind too", "/wait"), talk.post(5, b"filter"))
-    assert talk.answers() == {5: b"filter"}
+    client = RawH2Client(listener).send()
+    client.send(client.post(1, b"bind", "/wait"), client.post(3, b"bind too", "/wait"), client.post(5, b"filter"))
+    assert client.answers() == {5: b"filter"}
     listener.gate.set()
     await listener.idle()
-    assert talk.answers() == {5: b"filter", 1: b"bind", 3: b"bind too"}
+    assert client.answers() == {5: b"filter", 1: b"bind", 3: b"bind too"}
 
 
 async def test_a_head_request_gets_content_length_and_no_body() -> None:
-    talk = Talk().say()
+    client = RawH2Client().send()
     ask = [(b":method", b"HEAD"), (b":scheme", b"https"), (b":path", b"/healthz")]
-    talk.say(frame(h2_frames.HEADERS, END_HEADERS, 1, talk.raw(ask)), frame(h2_frames.DATA, END_STREAM, 1, b"ok"))
-    assert talk.answers() == {1: b""}
-    assert talk.heads()[0][b"content-length"] == b"2"
+    client.send(frame(h2_frames.HEADERS, END_HEADERS, 1, client.raw(ask)), frame(h2_frames.DATA, END_STREAM, 1, b"ok"))
+    assert client.answers() == {1: b""}
+    assert client.heads()[0][b"content-length"] == b"2"
 
 
 async def test_a_caller_with_a_verified_certificate_is_known() -> None:
     listener = Echo()
     for known in (True, False):
-        talk = Talk(listener, known=known)
-        talk.say(talk.post(1))
-    assert [request.is_known for request in listener.asked] == [True, False]
+        client = RawH2Client(listener, known=known)
+        client.send(client.post(1))
+    assert [request.is_known for request in listener.requests] == [True, False]
 
 
 async def test_a_body_beyond_the_limit_is_dropped() -> None:
     listener = Echo(limit=10)
-    talk = Talk(listener).say()
-    talk.say(talk.post(1, b"0123456789"), talk.post(3, b"0123456789!"))
-    assert [(asked.body, asked.is_too_large) for asked in listener.asked] == [(b"0123456789", False), (b"", True)]
+    client = RawH2Client(listener).send()
+    client.send(client.post(1, b"0123456789"), client.post(3, b"0123456789!"))
+    assert [(request.body, request.is_too_large) for request in listener.requests] == [
+        (b"0123456789", False),
+        (b"", True),
+    ]
 
 
 # ---- windows --------------------------------------------------------------------------------------------------------
 
 
 async def test_a_response_waits_for_the_window_of_its_stream() -> None:
-    talk = Talk(settings=first_window(4)).say()
-    talk.say(talk.post(1, b"0123456789"), talk.post(3, b"abc"))
-    assert talk.answers() == {3: b"abc"}
-    talk.say(h2_frames.window_update(1, 5))
-    assert talk.ended() == [3]
-    talk.say(h2_frames.window_update(1, 1))
-    assert talk.answers() == {3: b"abc", 1: b"0123456789"}
+    client = RawH2Client(settings=first_window(4)).send()
+    client.send(client.post(1, b"0123456789"), client.post(3, b"abc"))
+    assert client.answers() == {3: b"abc"}
+    client.send(h2_frames.window_update(1, 5))
+    assert client.ended() == [3]
+    client.send(h2_frames.window_update(1, 1))
+    assert client.answers() == {3: b"abc", 1: b"0123456789"}
 
 
 async def test_a_response_waits_for_the_window_of_the_connection() -> None:
-    talk = Talk(Echo(limit=10**6), settings=first_window(10**6)).say()
-    talk.say(talk.post(1, b"x" * 65_000), talk.post(3, b"y" * 1000), talk.post(5, b"z"))
-    assert talk.ended() == [1]
-    talk.say(h2_frames.window_update(3, 1000))
-    assert talk.ended() == [1], "the connection's window is the one that is used up"
-    talk.say(h2_frames.window_update(0, 466))
-    assert talk.answers() == {1: b"x" * 65_000, 3: b"y" * 1000, 5: b"z"}
+    client = RawH2Client(Echo(limit=10**6), settings=first_window(10**6)).send()
+    client.send(client.post(1, b"x" * 65_000), client.post(3, b"y" * 1000), client.post(5, b"z"))
+    assert client.ended() == [1]
+    client.send(h2_frames.window_update(3, 1000))
+    assert client.ended() == [1], "the connection's window is the one that is used up"
+    client.send(h2_frames.window_update(0, 466))
+    assert client.answers() == {1: b"x" * 65_000, 3: b"y" * 1000, 5: b"z"}
 
 
 async def test_a_new_initial_window_shifts_open_streams_even_below_zero() -> None:
-    talk = Talk(settings=first_window(4)).say()
-    talk.say(talk.post(1, b"0123456789"))
-    talk.say(frame(h2_frames.SETTINGS, payload=first_window(1)))  # -3
-    talk.say(h2_frames.window_update(1, 3))
-    assert len(data_of(talk)) == 4
-    talk.say(frame(h2_frames.SETTINGS, payload=first_window(7)))
-    assert talk.answers() == {1: b"0123456789"}
+    client = RawH2Client(settings=first_window(4)).send()
+    client.send(client.post(1, b"0123456789"))
+    client.send(frame(h2_frames.SETTINGS, payload=first_window(1)))  # -3
+    client.send(h2_frames.window_update(1, 3))
+    assert len(data_of(client)) == 4
+    client.send(frame(h2_frames.SETTINGS, payload=first_window(7)))
+    assert client.answers() == {1: b"0123456789"}
 
 
 async def test_a_large_response_respects_the_clients_max_frame_size() -> None:
-    talk = Talk(Echo(limit=10**6), settings=first_window(10**6)).say(h2_frames.window_update(0, 10**6))
-    talk.say(talk.post(1, b"x" * 100_000))
-    sizes = [len(sent.data) for sent in talk.frames() if isinstance(sent, DataFrame)]
+    client = RawH2Client(Echo(limit=10**6), settings=first_window(10**6)).send(h2_frames.window_update(0, 10**6))
+    client.send(client.post(1, b"x" * 100_000))
+    sizes = [len(sent.data) for sent in client.frames() if isinstance(sent, DataFrame)]
     assert (max(sizes), sum(sizes)) == (16384, 100_000)
-    talk.say(frame(h2_frames.SETTINGS, payload=h2_frames.SETTING.pack(h2_frames.MAX_FRAME_SIZE, 50_000)))
-    talk.say(talk.post(3, b"x" * 100_000))
-    assert max(len(sent.data) for sent in talk.frames() if isinstance(sent, DataFrame)) == 50_000
+    client.send(frame(h2_frames.SETTINGS, payload=h2_frames.SETTING.pack(h2_frames.MAX_FRAME_SIZE, 50_000)))
+    client.send(client.post(3, b"x" * 100_000))
+    assert max(len(sent.data) for sent in client.frames() if isinstance(sent, DataFrame)) == 50_000
 
 
 async def test_our_window_is_replenished_before_it_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(h2_server, "WINDOW", 100_000)
-    talk = Talk(Echo(limit=10**6)).say()
-    talk.say(talk.post(1, b"x" * 49_999))
-    assert len(window_updates(talk)) == 1
-    talk.say(frame(h2_frames.HEADERS, END_HEADERS, 3, talk.block("/a", [])), frame(h2_frames.DATA, PADDED, 3, b"\0"))
-    assert window_updates(talk)[1:] == [50_000], "padding counts"
+    client = RawH2Client(Echo(limit=10**6)).send()
+    client.send(client.post(1, b"x" * 49_999))
+    assert len(window_updates(client)) == 1
+    client.send(
+        frame(h2_frames.HEADERS, END_HEADERS, 3, client.block("/a", [])), frame(h2_frames.DATA, PADDED, 3, b"\0")
+    )
+    assert window_updates(client)[1:] == [50_000], "padding counts"
 
 
-def window_updates(talk: Talk) -> list[int]:
-    return [sent.window_increment for sent in talk.frames() if sent.type == h2_frames.WINDOW_UPDATE]  # type: ignore[attr-defined]
+def window_updates(client: RawH2Client) -> list[int]:
+    return [sent.window_increment for sent in client.frames() if sent.type == h2_frames.WINDOW_UPDATE]  # type: ignore[attr-defined]
 
 
-def data_of(talk: Talk) -> bytes:
-    return b"".join(sent.data for sent in talk.frames() if isinstance(sent, DataFrame))
+def data_of(client: RawH2Client) -> bytes:
+    return b"".join(sent.data for sent in client.frames() if isinstance(sent, DataFrame))
 
 
 async def test_a_client_that_does_not_read_is_not_read() -> None:
-    talk = Talk(Echo(limit=10**6)).say()
-    talk.connection.pause_writing()
-    assert talk.wire.paused
-    talk.say(talk.post(1, b"already received"))
-    assert talk.ended() == []
-    talk.connection.resume_writing()
-    assert talk.answers() == {1: b"already received"}
-    assert not talk.wire.paused
+    client = RawH2Client(Echo(limit=10**6)).send()
+    client.connection.pause_writing()
+    assert client.wire.paused
+    client.send(client.post(1, b"already received"))
+    assert client.ended() == []
+    client.connection.resume_writing()
+    assert client.answers() == {1: b"already received"}
+    assert not client.wire.paused
 
 
 # ---- protocol errors ------------------------------------------------------------------------------------------------
@@ -208,31 +213,31 @@ GOOD: Fields = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/")]
 )
 async def test_a_malformed_request_is_reset_and_affects_no_other(fields: Fields) -> None:
     listener = Echo()
-    talk = Talk(listener).say()
-    talk.say(frame(h2_frames.HEADERS, END_HEADERS | END_STREAM, 1, talk.raw(fields)), talk.post(3, b"x"))
-    assert talk.resets() == {1: H2ErrorCode.PROTOCOL_ERROR}
-    assert talk.answers() == {3: b"x"}
-    assert len(listener.asked) == 1
+    client = RawH2Client(listener).send()
+    client.send(frame(h2_frames.HEADERS, END_HEADERS | END_STREAM, 1, client.raw(fields)), client.post(3, b"x"))
+    assert client.resets() == {1: H2ErrorCode.PROTOCOL_ERROR}
+    assert client.answers() == {3: b"x"}
+    assert len(listener.requests) == 1
 
 
 async def test_a_body_that_differs_from_content_length() -> None:
     listener = Echo()
-    talk = Talk(listener).say()
-    talk.say(talk.headed(1), frame(h2_frames.DATA, 0, 1, b"123456"), frame(h2_frames.DATA, END_STREAM, 1, b"late"))
-    talk.say(talk.headed(3), frame(h2_frames.DATA, END_STREAM, 3, b"1234"))
-    assert talk.resets() == {1: H2ErrorCode.PROTOCOL_ERROR, 3: H2ErrorCode.PROTOCOL_ERROR}
-    assert listener.asked == []
+    client = RawH2Client(listener).send()
+    client.send(client.headed(1), frame(h2_frames.DATA, 0, 1, b"123456"), frame(h2_frames.DATA, END_STREAM, 1, b"late"))
+    client.send(client.headed(3), frame(h2_frames.DATA, END_STREAM, 3, b"1234"))
+    assert client.resets() == {1: H2ErrorCode.PROTOCOL_ERROR, 3: H2ErrorCode.PROTOCOL_ERROR}
+    assert listener.requests == []
 
 
 async def test_frames_after_end_stream() -> None:
     listener = Echo()
-    talk = Talk(listener).say()
-    talk.say(talk.post(1, b"x", "/wait"), frame(h2_frames.DATA, 0, 1, b"more"))
-    talk.say(talk.post(3, b"x"), frame(h2_frames.HEADERS, END_HEADERS | END_STREAM, 3, talk.raw([])))
-    assert talk.resets() == {1: H2ErrorCode.STREAM_CLOSED, 3: H2ErrorCode.STREAM_CLOSED}
+    client = RawH2Client(listener).send()
+    client.send(client.post(1, b"x", "/wait"), frame(h2_frames.DATA, 0, 1, b"more"))
+    client.send(client.post(3, b"x"), frame(h2_frames.HEADERS, END_HEADERS | END_STREAM, 3, client.raw([])))
+    assert client.resets() == {1: H2ErrorCode.STREAM_CLOSED, 3: H2ErrorCode.STREAM_CLOSED}
     listener.gate.set()
     await listener.idle()
-    assert talk.ended() == [3]
+    assert client.ended() == [3]
 
 
 @pytest.mark.parametrize(
@@ -312,9 +317,9 @@ async def test_frames_after_end_stream() -> None:
     ],
 )
 async def test_connection_errors(sent: bytes, code: H2ErrorCode) -> None:
-    talk = Talk().say(sent, b"\0" * 100)
-    assert talk.goaway() == (0, code)
-    assert talk.wire.closed
+    client = RawH2Client().send(sent, b"\0" * 100)
+    assert client.goaway() == (0, code)
+    assert client.wire.closed
 
 
 @pytest.mark.parametrize(
@@ -326,10 +331,10 @@ async def test_connection_errors(sent: bytes, code: H2ErrorCode) -> None:
     ],
 )
 async def test_an_invalid_connection_preface(sent: bytes) -> None:
-    talk = Talk()
-    receive(talk.connection, sent)
-    assert talk.goaway() == (0, H2ErrorCode.PROTOCOL_ERROR)
-    assert talk.wire.closed
+    client = RawH2Client()
+    receive(client.connection, sent)
+    assert client.goaway() == (0, H2ErrorCode.PROTOCOL_ERROR)
+    assert client.wire.closed
 
 
 @examples(300)
@@ -339,27 +344,27 @@ async def test_a_corrupted_conversation_raises_nothing_and_repeats_no_request(
 ) -> None:
     """Bytes of a valid conversation are replaced or dropped."""
     listener = Echo()
-    talk = Talk(listener, settings=first_window(20))
-    parts = [talk.post(1, b"one"), frame(h2_frames.PING, 0, 0, bytes(8)), talk.post(3, b"x" * 50), talk.headed(5)]
+    client = RawH2Client(listener, settings=first_window(20))
+    parts = [client.post(1, b"one"), frame(h2_frames.PING, 0, 0, bytes(8)), client.post(3, b"x" * 50), client.headed(5)]
     parts += [
         h2_frames.window_update(3, 100),
         frame(h2_frames.DATA, END_STREAM, 5, b"12345"),
         h2_frames.reset(3, H2ErrorCode.CANCEL),
     ]
-    sent = bytearray(talk.begin() + b"".join(parts))
+    sent = bytearray(client.begin() + b"".join(parts))
     for offset, value in edits:
         at = offset % len(sent)
         sent[at : at + 1] = b"" if drops else bytes((value,))
-    receive(talk.connection, bytes(sent))
-    talk.frames()
-    assert len(listener.asked) <= 3
-    talk.connection.sweep(SLOW + 1)
-    talk.connection.connection_lost(None)
+    receive(client.connection, bytes(sent))
+    client.frames()
+    assert len(listener.requests) <= 3
+    client.connection.sweep(SLOW + 1)
+    client.connection.connection_lost(None)
 
 
 @examples(300)
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 255), st.integers(0, 5), st.binary(max_size=40))))
 async def test_random_frames_raise_nothing(sent: list[tuple[int, int, int, bytes]]) -> None:
-    talk = Talk().say(b"".join(frame(*fields) for fields in sent))
-    talk.frames()
-    talk.connection.connection_lost(None)
+    client = RawH2Client().send(b"".join(frame(*fields) for fields in sent))
+    client.frames()
+    client.connection.connection_lost(None)

@@ -141,7 +141,7 @@ async def test_requests_after_the_last_one_are_not_worked_on(how: str) -> None:
     listener.gate.set()
     await listener.idle()
     assert answers(wire) == [b"one"]
-    assert len(listener.asked) == 1
+    assert len(listener.requests) == 1
 
 
 async def test_an_endless_head() -> None:
@@ -162,7 +162,7 @@ async def test_a_caller_with_a_verified_certificate_is_known() -> None:
     for known in (True, False):
         connection, _ = connected(listener, known=known)
         receive(connection, post("/a", b""))
-    assert [request.is_known for request in listener.asked] == [True, False]
+    assert [request.is_known for request in listener.requests] == [True, False]
 
 
 @pytest.mark.parametrize(

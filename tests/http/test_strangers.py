@@ -12,7 +12,7 @@ from gputile.http.h2_frames import END_HEADERS, END_STREAM, H2ErrorCode, frame
 from gputile.http.limits import MIB
 from gputile.http.messages import ARRIVING, IDLE, SHORT_HEAD, SLOW, Reply, Request, Response, Streamed
 from gputile.http.server import Listener, ListenerLimits
-from tests.http.talk import Talk, first_window
+from tests.http.raw_h2_client import RawH2Client, first_window
 from tests.http.wire import Wire, receive
 
 LARGE = b"p" * (5 * SLICE)
@@ -26,7 +26,7 @@ class Server(Listener):
     def __init__(self, *, distinguishes: bool = True, bounds: ListenerLimits | None = None) -> None:
         trusts = (lambda certificate: bool(certificate)) if distinguishes else None
         super().__init__(self.reply, 1000, probes=("/healthz",), trusts=trusts, bounds=bounds)
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.gate = asyncio.Event()
         self.page = Response(LARGE, content_type="text/plain")
         self.time = 0.0
@@ -35,7 +35,7 @@ class Server(Listener):
         return self.time
 
     def reply(self, request: Request) -> Reply | Awaitable[Reply]:
-        self.asked.append(request)
+        self.requests.append(request)
         match request.path:
             case "/wait":
                 return self._later()
@@ -118,13 +118,13 @@ async def test_an_untrusted_caller_is_answered_from_its_head_and_its_body_is_dis
     server = Server()
     connection, link = connected(server)
     receive(connection, head)
-    (asked,) = server.asked
-    assert (asked.body, asked.is_trusted) == (b"", False)
+    (request,) = server.requests
+    assert (request.body, request.is_trusted) == (b"", False)
     assert link.sent.startswith(b"HTTP/1.1 403 Forbidden\r\n")
     assert b"Connection: close\r\n" in link.sent
     for _ in range(50):
         receive(connection, b"x" * 60_000)
-    assert (len(connection._buffer), connection.kept, len(server.asked)) == (0, 0, 1)
+    assert (len(connection._buffer), connection.kept, len(server.requests)) == (0, 0, 1)
     assert not link.paused, "its body is read and discarded; otherwise the client would not read the response"
 
 
@@ -141,7 +141,7 @@ async def test_the_body_of_a_trusted_caller_is_read() -> None:
     server = Server()
     connection, link = connected(server, known=True)
     receive(connection, post("/verb", b"x" * 900))
-    assert (server.asked[0].body, server.asked[0].is_trusted) == (b"x" * 900, True)
+    assert (server.requests[0].body, server.requests[0].is_trusted) == (b"x" * 900, True)
     assert (connection in server.known, link.closed) == (True, False)
 
 
@@ -149,7 +149,7 @@ async def test_without_trusts_every_body_is_read() -> None:
     server = Server(distinguishes=False)
     connection, _ = connected(server)
     receive(connection, post("/verb", b"x" * 900))
-    assert (server.asked[0].body, server.asked[0].is_trusted) == (b"x" * 900, True)
+    assert (server.requests[0].body, server.requests[0].is_trusted) == (b"x" * 900, True)
     assert connection in server.strangers
 
 
@@ -175,7 +175,7 @@ async def test_an_untrusted_caller_that_pipelines_gets_one_response() -> None:
     server = Server()
     connection, link = connected(server)
     receive(connection, get("/a") + get("/b") * 500)
-    assert [request.path for request in server.asked] == ["/a"]
+    assert [request.path for request in server.requests] == ["/a"]
     assert link.sent.count(b"HTTP/1.1 ") == 1
     assert b"Connection: close\r\n" in link.sent
     assert not connection._buffer
@@ -189,7 +189,7 @@ async def test_an_untrusted_caller_that_sends_during_a_request_gets_that_respons
     assert not connection._buffer
     server.gate.set()
     await server.idle()
-    assert [request.path for request in server.asked] == ["/wait"]
+    assert [request.path for request in server.requests] == ["/wait"]
     assert b"Connection: close\r\n" in link.sent
 
 
@@ -198,7 +198,7 @@ async def test_an_untrusted_caller_may_send_another_request_after_its_response()
     connection, link = connected(server)
     for _ in range(3):
         receive(connection, get("/a"))
-    assert (len(server.asked), link.closed, link.sent.count(b"200 OK")) == (3, False, 3)
+    assert (len(server.requests), link.closed, link.sent.count(b"200 OK")) == (3, False, 3)
 
 
 @pytest.mark.parametrize(
@@ -422,93 +422,93 @@ async def test_timeouts_of_each_class(known: bool, sent: bytes, seconds: float, 
 # ---- HTTP/2 ---------------------------------------------------------------------------------------------------------
 
 
-def h2_server_and_talk(*, known: bool = False) -> tuple[Server, Talk]:
+def h2_server_and_talk(*, known: bool = False) -> tuple[Server, RawH2Client]:
     server = Server()
-    return server, Talk(server, known=known).say()
+    return server, RawH2Client(server, known=known).send()
 
 
 async def test_an_untrusted_caller_has_one_stream_at_a_time() -> None:
-    server, talk = h2_server_and_talk()
-    talk.say(talk.post(1, path="/wait"), talk.post(3, path="/a"), talk.post(5, path="/a"))
-    assert talk.resets() == {3: H2ErrorCode.REFUSED_STREAM, 5: H2ErrorCode.REFUSED_STREAM}
+    server, client = h2_server_and_talk()
+    client.send(client.post(1, path="/wait"), client.post(3, path="/a"), client.post(5, path="/a"))
+    assert client.resets() == {3: H2ErrorCode.REFUSED_STREAM, 5: H2ErrorCode.REFUSED_STREAM}
     server.gate.set()
     await server.idle()
-    talk.say(talk.post(7, path="/a"))
-    assert talk.answers() == {1: b"done", 7: b"ok"}
+    client.send(client.post(7, path="/a"))
+    assert client.answers() == {1: b"done", 7: b"ok"}
 
 
 async def test_an_untrusted_caller_over_http_2_is_answered_from_its_headers() -> None:
-    server, talk = h2_server_and_talk()
-    begin = frame(h2_frames.HEADERS, END_HEADERS, 1, talk.block("/verb", []))
-    talk.say(begin, frame(h2_frames.DATA, 0, 1, b"x" * 16384) * 30)
-    (asked,) = server.asked
-    assert (asked.body, talk.connection.kept, len(talk.connection._buffer)) == (b"", 0, 0)
-    assert (talk.answers(), talk.resets(), talk.goaway()) == ({1: b"no"}, {}, (1, H2ErrorCode.NO_ERROR))
+    server, client = h2_server_and_talk()
+    begin = frame(h2_frames.HEADERS, END_HEADERS, 1, client.block("/verb", []))
+    client.send(begin, frame(h2_frames.DATA, 0, 1, b"x" * 16384) * 30)
+    (request,) = server.requests
+    assert (request.body, client.connection.kept, len(client.connection._buffer)) == (b"", 0, 0)
+    assert (client.answers(), client.resets(), client.goaway()) == ({1: b"no"}, {}, (1, H2ErrorCode.NO_ERROR))
 
 
 async def test_settings_for_untrusted_callers_allow_no_body() -> None:
-    _, talk = h2_server_and_talk()
-    settings = talk.frames()[0]
+    _, client = h2_server_and_talk()
+    settings = client.frames()[0]
     assert isinstance(settings, SettingsFrame)
     assert settings.settings == {3: 1, 4: 0, 5: h2_frames.SMALLEST_FRAME, 6: SHORT_HEAD}
 
 
 async def test_frames_of_untrusted_callers_are_short() -> None:
-    _, talk = h2_server_and_talk()
-    talk.say(h2_frames.head(h2_frames.DATA, 0, 1, h2_frames.SMALLEST_FRAME + 1))
-    assert talk.goaway() == (0, H2ErrorCode.FRAME_SIZE_ERROR)
+    _, client = h2_server_and_talk()
+    client.send(h2_frames.head(h2_frames.DATA, 0, 1, h2_frames.SMALLEST_FRAME + 1))
+    assert client.goaway() == (0, H2ErrorCode.FRAME_SIZE_ERROR)
 
 
 async def test_a_flood_of_requests_of_an_untrusted_caller_ends_in_enhance_your_calm() -> None:
-    server, talk = h2_server_and_talk()
-    talk.say(*(talk.post(number, path="/a") for number in range(1, 4001, 2)))
-    assert talk.goaway() is not None
-    assert talk.goaway()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
-    assert len(server.asked) <= h2_server.MOST_NOISE
+    server, client = h2_server_and_talk()
+    client.send(*(client.post(number, path="/a") for number in range(1, 4001, 2)))
+    assert client.goaway() is not None
+    assert client.goaway()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
+    assert len(server.requests) <= h2_server.MOST_NOISE
 
 
 async def test_a_large_response_over_http_2_counts_until_it_is_read() -> None:
     server = Server()
-    talk = Talk(server, settings=first_window(100)).say()
-    talk.say(talk.post(1, path="/metrics"))
+    client = RawH2Client(server, settings=first_window(100)).send()
+    client.send(client.post(1, path="/metrics"))
     assert server.strangers.unsent == len(LARGE)
-    talk.say(h2_frames.window_update(1, MIB), h2_frames.window_update(0, MIB))
-    assert (server.strangers.unsent, talk.answers()) == (0, {1: LARGE})
+    client.send(h2_frames.window_update(1, MIB), h2_frames.window_update(0, MIB))
+    assert (server.strangers.unsent, client.answers()) == (0, {1: LARGE})
 
 
 @pytest.mark.parametrize("how", ["reset", "lost", "swept"])
 async def test_a_cancelled_large_response_is_not_counted(how: str) -> None:
     server = Server()
-    talk = Talk(server, settings=first_window(100)).say()
-    talk.say(talk.post(1, path="/metrics"))
+    client = RawH2Client(server, settings=first_window(100)).send()
+    client.send(client.post(1, path="/metrics"))
     match how:
         case "reset":
-            talk.say(h2_frames.reset(1, H2ErrorCode.CANCEL))
+            client.send(h2_frames.reset(1, H2ErrorCode.CANCEL))
         case "lost":
-            talk.connection.connection_lost(None)
+            client.connection.connection_lost(None)
         case "swept":
-            talk.connection.sweep(SLOW + 1)
+            client.connection.sweep(SLOW + 1)
     assert server.strangers.unsent == 0
 
 
 async def test_bodies_over_http_2_count_in_their_class() -> None:
-    server, talk = h2_server_and_talk(known=True)
-    talk.say(talk.headed(1, b"900"), frame(h2_frames.DATA, 0, 1, b"x" * 899))
+    server, client = h2_server_and_talk(known=True)
+    client.send(client.headed(1, b"900"), frame(h2_frames.DATA, 0, 1, b"x" * 899))
     assert server.known.kept == 899
-    talk.say(frame(h2_frames.DATA, END_STREAM, 1, b"x"))
-    assert (server.known.kept, len(talk.ended())) == (0, 1)
+    client.send(frame(h2_frames.DATA, END_STREAM, 1, b"x"))
+    assert (server.known.kept, len(client.ended())) == (0, 1)
 
 
 async def test_bodies_over_http_2_are_counted_when_their_connection_changes_its_class() -> None:
     """Without `trusts`, a probe may use the same connection."""
     server = Server(distinguishes=False)
-    talk = Talk(server).say()
-    talk.say(talk.headed(1, b"900"), frame(h2_frames.DATA, 0, 1, b"x" * 800), talk.post(3, path="/healthz"))
+    client = RawH2Client(server).send()
+    client.send(client.headed(1, b"900"), frame(h2_frames.DATA, 0, 1, b"x" * 800), client.post(3, path="/healthz"))
     assert (server.strangers.kept, server.probing.kept) == (0, 800)
-    talk.say(talk.headed(5, b"900"), frame(h2_frames.DATA, 0, 5, b"x" * 100))
+    client.send(client.headed(5, b"900"), frame(h2_frames.DATA, 0, 5, b"x" * 100))
     assert (server.strangers.kept, server.probing.kept) == (900, 0)
-    talk.say(frame(h2_frames.DATA, END_STREAM, 1, b"x" * 100), frame(h2_frames.DATA, END_STREAM, 5, b"x" * 800))
-    assert (server.strangers.kept, server.probing.kept, sorted(talk.ended())) == (0, 0, [1, 3, 5])
+    client.send(frame(h2_frames.DATA, END_STREAM, 1, b"x" * 100), frame(h2_frames.DATA, END_STREAM, 5, b"x" * 800))
+    assert (server.strangers.kept, server.probing.kept, sorted(client.ended())) == (0, 0, [1, 3, 5])
 
 
 @pytest.mark.parametrize(
@@ -520,8 +520,8 @@ async def test_bodies_over_http_2_are_counted_when_their_connection_changes_its_
 )
 async def test_a_frame_with_very_many_settings(entries: int, calm: bool) -> None:
     """Each would change the window of every open stream, and send what it then allows."""
-    talk = Talk(Server(), known=True).say()
-    talk.say(frame(h2_frames.SETTINGS, payload=first_window(5) * (entries - 1) + first_window(7)))
-    assert (talk.goaway() is None) is calm
+    client = RawH2Client(Server(), known=True).send()
+    client.send(frame(h2_frames.SETTINGS, payload=first_window(5) * (entries - 1) + first_window(7)))
+    assert (client.goaway() is None) is calm
     if calm:
-        assert talk.connection._out.first_window == 7, "the last counts"
+        assert client.connection._out.first_window == 7, "the last counts"

@@ -11,7 +11,7 @@ from gputile.http.h1_server import H1Connection
 from gputile.http.h2_frames import H2ErrorCode
 from gputile.http.messages import IDLE, SLOW, Reply, Request, Streamed, common_name
 from gputile.http.server import Listener
-from tests.http.talk import Talk, first_window
+from tests.http.raw_h2_client import RawH2Client, first_window
 from tests.http.wire import Wire, receive
 
 
@@ -22,7 +22,7 @@ class StreamSource(Listener):
         super().__init__(self.reply, 100)
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.taken: list[bytes] = []
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.is_closed = False
         self.time = 0.0
         self._is_later = later
@@ -31,7 +31,7 @@ class StreamSource(Listener):
         return self.time
 
     def reply(self, request: Request) -> Reply | Awaitable[Reply]:
-        self.asked.append(request)
+        self.requests.append(request)
         answer = Streamed(self._stream())
         return self._after_a_turn(answer) if self._is_later else answer
 
@@ -49,7 +49,7 @@ class StreamSource(Listener):
         finally:
             self.is_closed = True
 
-    async def say(self, *pieces: bytes | None) -> None:
+    async def produce(self, *pieces: bytes | None) -> None:
         for piece in pieces:
             self.pieces.put_nowait(piece)
         for _ in range(20):
@@ -80,15 +80,15 @@ async def test_pieces_are_sent_as_chunks_and_the_connection_is_kept(later: bool)
     source = StreamSource(later=later)
     connection, wire = connected(source)
     receive(connection, GET)
-    await source.say()
+    await source.produce()
     assert wire.sent == HEAD, "the head does not wait for the first piece"
-    await source.say(b"one\n")
+    await source.produce(b"one\n")
     assert wire.sent == HEAD + b"4\r\none\n\r\n"
-    await source.say(b"", b"two\n", None)
+    await source.produce(b"", b"two\n", None)
     assert wire.sent == HEAD + b"4\r\none\n\r\n4\r\ntwo\n\r\n0\r\n\r\n", "an empty chunk would be the end"
     assert (wire.closed, source.working) == (False, 0)
     receive(connection, GET)
-    await source.say(None)
+    await source.produce(None)
     assert wire.sent.endswith(HEAD + b"0\r\n\r\n")
 
 
@@ -97,7 +97,7 @@ async def test_nothing_is_streamed_to_a_client_that_disconnected_before_the_star
     connection, wire = connected(source)
     receive(connection, GET)
     connection.connection_lost(None)
-    await source.say(b"one", b"two")
+    await source.produce(b"one", b"two")
     assert (source.taken, source.working, wire.sent) == ([], 0, b"")
 
 
@@ -105,11 +105,11 @@ async def test_a_request_has_its_query_and_headers() -> None:
     source = StreamSource()
     connection, _ = connected(source)
     receive(connection, GET)
-    (asked,) = source.asked
-    assert (asked.path, asked.query) == ("/watch", "watch=true")
-    assert (asked.header("x-remote-user"), asked.headers("x-remote-group")) == ("me", ["a", "b"])
-    assert asked.header("x-remote-uid") == ""
-    await source.say(None)
+    (request,) = source.requests
+    assert (request.path, request.query) == ("/watch", "watch=true")
+    assert (request.header("x-remote-user"), request.headers("x-remote-group")) == ("me", ["a", "b"])
+    assert request.header("x-remote-uid") == ""
+    await source.produce(None)
 
 
 async def test_no_piece_is_requested_before_the_last_was_read() -> None:
@@ -117,10 +117,10 @@ async def test_no_piece_is_requested_before_the_last_was_read() -> None:
     connection, wire = connected(source)
     receive(connection, GET)
     connection.pause_writing()
-    await source.say(b"one", b"two", b"three")
+    await source.produce(b"one", b"two", b"three")
     assert source.taken == [b"one"], "the first piece is written; the next waits"
     connection.resume_writing()
-    await source.say(None)
+    await source.produce(None)
     assert wire.sent.count(b"\r\nthree\r\n") == 1
 
 
@@ -128,17 +128,17 @@ async def test_a_client_that_does_not_read_its_stream_is_aborted() -> None:
     source = StreamSource()
     connection, wire = connected(source)
     receive(connection, GET)
-    await source.say(b"one")
+    await source.produce(b"one")
     source.time = IDLE * 10
     connection.sweep(source.now())
     assert not wire.closed, "the server has nothing to send"
-    await source.say(b"two")
+    await source.produce(b"two")
     connection.pause_writing()
     source.time += SLOW + 1
     connection.sweep(source.now())
     assert wire.aborted
     connection.connection_lost(None)
-    await source.say()
+    await source.produce()
     assert source.is_closed
 
 
@@ -146,9 +146,9 @@ async def test_a_disconnect_ends_the_stream() -> None:
     source = StreamSource()
     connection, _ = connected(source)
     receive(connection, GET)
-    await source.say(b"one")
+    await source.produce(b"one")
     connection.connection_lost(None)
-    await source.say()
+    await source.produce()
     assert (source.is_closed, source.working) == (True, 0)
 
 
@@ -156,7 +156,7 @@ async def test_http_1_0_gets_no_chunks() -> None:
     source = StreamSource()
     connection, wire = connected(source)
     receive(connection, GET.replace(b"HTTP/1.1", b"HTTP/1.0"))
-    await source.say(b"one", None)
+    await source.produce(b"one", None)
     assert b"Transfer-Encoding" not in wire.sent
     assert wire.sent.endswith(b"\r\n\r\none")
     assert wire.closed
@@ -168,7 +168,7 @@ async def test_an_exception_does_not_look_like_the_end_of_a_stream() -> None:
     receive(connection, GET)
     assert connection.task is not None
     task = connection.task
-    await source.say(b"one", b"bug")
+    await source.produce(b"one", b"bug")
     assert not wire.sent.endswith(b"0\r\n\r\n")
     assert wire.closed
     with pytest.raises(RuntimeError, match="a bug"):
@@ -194,86 +194,86 @@ def test_the_common_name_of_a_certificate(certificate: dict[str, object] | None,
 # ---- HTTP/2 ---------------------------------------------------------------------------------------------------------
 
 
-def data(talk: Talk) -> bytes:
-    return b"".join(sent.data for sent in talk.frames() if isinstance(sent, DataFrame))
+def data(client: RawH2Client) -> bytes:
+    return b"".join(sent.data for sent in client.frames() if isinstance(sent, DataFrame))
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at-once", "after-a-while"])
 async def test_pieces_are_sent_as_frames_and_other_streams_are_answered(later: bool) -> None:
     source = StreamSource(later=later)
-    talk = Talk(source)
-    talk.say(talk.post(1, path="/watch?watch=true", fields=[(b"x-remote-user", b"me")]))
-    await source.say(b"one\n")
-    assert data(talk) == b"one\n"
-    assert talk.ended() == []
-    (asked,) = source.asked
-    assert (asked.path, asked.query, asked.header("x-remote-user")) == ("/watch", "watch=true", "me")
-    talk.say(talk.post(3))
-    await source.say(None, None)
-    assert sorted(talk.ended()) == [1, 3]
-    assert talk.heads()[0][b":status"] == b"200"
+    client = RawH2Client(source)
+    client.send(client.post(1, path="/watch?watch=true", fields=[(b"x-remote-user", b"me")]))
+    await source.produce(b"one\n")
+    assert data(client) == b"one\n"
+    assert client.ended() == []
+    (request,) = source.requests
+    assert (request.path, request.query, request.header("x-remote-user")) == ("/watch", "watch=true", "me")
+    client.send(client.post(3))
+    await source.produce(None, None)
+    assert sorted(client.ended()) == [1, 3]
+    assert client.heads()[0][b":status"] == b"200"
     assert source.working == 0
 
 
 async def test_a_stream_waits_for_its_window() -> None:
     source = StreamSource()
-    talk = Talk(source, settings=first_window(4))
-    talk.say(talk.post(1))
-    await source.say(b"one\ntwo\n", b"three\n")
-    assert data(talk) == b"one\n"
+    client = RawH2Client(source, settings=first_window(4))
+    client.send(client.post(1))
+    await source.produce(b"one\ntwo\n", b"three\n")
+    assert data(client) == b"one\n"
     assert source.taken == [b"one\ntwo\n"], "the next piece is not requested yet"
-    talk.say(h2_frames.window_update(1, 100))
-    await source.say(None)
-    assert data(talk) == b"one\ntwo\nthree\n"
-    assert talk.ended() == [1]
+    client.send(h2_frames.window_update(1, 100))
+    await source.produce(None)
+    assert data(client) == b"one\ntwo\nthree\n"
+    assert client.ended() == [1]
 
 
 async def test_a_reset_closes_the_generator() -> None:
     source = StreamSource()
-    talk = Talk(source)
-    talk.say(talk.post(1))
-    await source.say(b"one")
-    talk.say(h2_frames.reset(1, H2ErrorCode.CANCEL))
-    await source.say()
-    assert (source.is_closed, source.working, talk.resets()) == (True, 0, {})
+    client = RawH2Client(source)
+    client.send(client.post(1))
+    await source.produce(b"one")
+    client.send(h2_frames.reset(1, H2ErrorCode.CANCEL))
+    await source.produce()
+    assert (source.is_closed, source.working, client.resets()) == (True, 0, {})
 
 
 async def test_a_stream_without_window_updates_is_reset() -> None:
     source = StreamSource()
-    talk = Talk(source, settings=first_window(1))
-    talk.say(talk.post(1))
+    client = RawH2Client(source, settings=first_window(1))
+    client.send(client.post(1))
     source.time = SLOW * 5
-    talk.connection.sweep(source.now())
-    await source.say()
-    assert talk.resets() == {}, "the server has nothing to send"
-    await source.say(b"one")
+    client.connection.sweep(source.now())
+    await source.produce()
+    assert client.resets() == {}, "the server has nothing to send"
+    await source.produce(b"one")
     source.time += SLOW + 1
-    talk.connection.sweep(source.now())
-    await source.say()
-    assert talk.resets() == {1: H2ErrorCode.CANCEL}
+    client.connection.sweep(source.now())
+    await source.produce()
+    assert client.resets() == {1: H2ErrorCode.CANCEL}
     assert source.is_closed
 
 
 @pytest.mark.parametrize("how", ["lost", "closed"])
 async def test_streams_end_with_their_connection(how: str) -> None:
     source = StreamSource()
-    talk = Talk(source)
-    talk.say(talk.post(1))
-    await source.say(b"one")
+    client = RawH2Client(source)
+    client.send(client.post(1))
+    await source.produce(b"one")
     if how == "lost":
-        talk.connection.connection_lost(None)
+        client.connection.connection_lost(None)
     else:
-        talk.connection.close()
-    await source.say()
+        client.connection.close()
+    await source.produce()
     assert (source.is_closed, source.working) == (True, 0)
 
 
 async def test_an_exception_resets_the_stream() -> None:
     source = StreamSource()
-    talk = Talk(source)
-    talk.say(talk.post(1))
+    client = RawH2Client(source)
+    client.send(client.post(1))
     (task,) = source._working
-    await source.say(b"one", b"bug")
-    assert (talk.resets(), talk.ended()) == ({1: H2ErrorCode.INTERNAL_ERROR}, [])
+    await source.produce(b"one", b"bug")
+    assert (client.resets(), client.ended()) == ({1: H2ErrorCode.INTERNAL_ERROR}, [])
     with pytest.raises(RuntimeError, match="a bug"):
         await task

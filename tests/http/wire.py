@@ -42,7 +42,7 @@ class Echo(Listener):
 
     def __init__(self, limit: int = 100) -> None:
         super().__init__(self.reply, limit)
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.finished: list[Request] = []  # requests for `/wait`
         self.gate = asyncio.Event()
         self.time = 0.0
@@ -51,7 +51,7 @@ class Echo(Listener):
         return self.time
 
     def reply(self, request: Request) -> Response | Awaitable[Response]:
-        self.asked.append(request)
+        self.requests.append(request)
         if request.path == "/wait":
             return self._later(request)
         return Response(request.body, close=request.path == "/close")

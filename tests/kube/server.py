@@ -1,6 +1,6 @@
 """An API server that responds from a script, one response per request, and records the requests.
 
-async with Server(says(201, {}), resets()) as server: ...
+async with Server(responds(201, {}), resets()) as server: ...
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from aiohttp import web
 Answer: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RecordedRequest(msgspec.Struct, frozen=True):
     """A recorded request."""
 
     method: str
@@ -34,7 +34,7 @@ class Server:
 
     def __init__(self, *script: Answer, tls: ssl.SSLContext | None = None) -> None:
         self._script, self._tls = list(script), tls
-        self.asked: list[Asked] = []
+        self.requests: list[RecordedRequest] = []
         self.left = asyncio.Event()  # a client disconnected before the response was complete
         self.url = ""
 
@@ -54,7 +54,7 @@ class Server:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         content = await request.read()
         body = orjson.loads(content) if content else None
-        self.asked.append(Asked(request.method, request.raw_path.partition("?")[0], dict(request.query),
+        self.requests.append(RecordedRequest(request.method, request.raw_path.partition("?")[0], dict(request.query),
                                 dict(request.headers), body))  # fmt: skip
         if not self._script:
             return web.Response(status=599, text="the script is over")
@@ -68,7 +68,7 @@ class Server:
 # ---- responses ------------------------------------------------------------------------------------------------------
 
 
-def says(status: int, body: object = None, **headers: str) -> Answer:
+def responds(status: int, body: object = None, **headers: str) -> Answer:
     """A whole response; `Retry_After="1"` becomes the header Retry-After."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
@@ -82,7 +82,7 @@ def says(status: int, body: object = None, **headers: str) -> Answer:
 def fails(code: int, reason: str = "", message: str = "", **headers: str) -> Answer:
     """A `Status` of a failure."""
     status = {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message}
-    return says(code, status, **headers)
+    return responds(code, status, **headers)
 
 
 def streams(*chunks: bytes, then: str = "end") -> Answer:

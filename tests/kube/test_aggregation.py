@@ -7,7 +7,7 @@ import pytest
 
 from gputile.kube.aggregation import Aggregation, Secret
 from gputile.kube.api import ApiRejected, OutcomeUnknown, Snapshot
-from tests.kube.server import fails, says
+from tests.kube.server import fails, responds
 from tests.kube.test_client import serving
 
 LIST = {"metadata": {"resourceVersion": "5"}}
@@ -16,38 +16,38 @@ LIST = {"metadata": {"resourceVersion": "5"}}
 async def test_one_config_map_is_watched() -> None:
     item = {"metadata": {"name": "extension-apiserver-authentication"}, "data": {"a": "b"}}
     async with (
-        serving(says(200, LIST | {"items": [item]})) as (client, server),
+        serving(responds(200, LIST | {"items": [item]})) as (client, server),
         aclosing(Aggregation(client).follow_front_proxy()) as seen,
     ):
         first = await anext(seen)
     assert isinstance(first, Snapshot)
     assert first.items[0].data == {"a": "b"}
-    assert server.asked[0].path == "/api/v1/namespaces/kube-system/configmaps"
-    assert server.asked[0].query["fieldSelector"] == "metadata.name=extension-apiserver-authentication"
+    assert server.requests[0].path == "/api/v1/namespaces/kube-system/configmaps"
+    assert server.requests[0].query["fieldSelector"] == "metadata.name=extension-apiserver-authentication"
 
 
 async def test_one_secret_is_watched() -> None:
     item = {"metadata": {"name": "s", "resourceVersion": "4"}, "data": {"tls.crt": "YWI=", "broken": "%%"}}
     async with (
-        serving(says(200, LIST | {"items": [item]})) as (client, server),
+        serving(responds(200, LIST | {"items": [item]})) as (client, server),
         aclosing(Aggregation(client).follow_secret("ns", "s")) as seen,
     ):
         first = await anext(seen)
     assert isinstance(first, Snapshot)
     (secret,) = first.items
     assert [secret.get(key) for key in ("tls.crt", "broken", "absent")] == [b"ab", b"", b""]
-    assert server.asked[0].query["fieldSelector"] == "metadata.name=s"
+    assert server.requests[0].query["fieldSelector"] == "metadata.name=s"
 
 
 async def test_a_secret_is_written_only_over_the_version_that_was_read() -> None:
     written = {"metadata": {"name": "s", "resourceVersion": "5"}, "data": {"tls.crt": "YWI="}}
-    async with serving(says(200, written), fails(409, "Conflict")) as (client, server):
+    async with serving(responds(200, written), fails(409, "Conflict")) as (client, server):
         secret = await Aggregation(client).write_secret("ns", "s", "4", {"tls.crt": b"ab"})
         assert (secret.metadata.resource_version, secret.get("tls.crt")) == ("5", b"ab")
         with pytest.raises(ApiRejected):
             await Aggregation(client).write_secret("ns", "s", "4", {})
-    assert server.asked[0].line == "PATCH /api/v1/namespaces/ns/secrets/s"
-    assert server.asked[0].body == {"metadata": {"resourceVersion": "4"}, "data": {"tls.crt": "YWI="}}
+    assert server.requests[0].line == "PATCH /api/v1/namespaces/ns/secrets/s"
+    assert server.requests[0].body == {"metadata": {"resourceVersion": "4"}, "data": {"tls.crt": "YWI="}}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ async def test_a_secret_is_written_only_over_the_version_that_was_read() -> None
     ],
 )
 async def test_the_ca_bundle_of_an_api_service(spec: dict[str, str], want: bytes) -> None:
-    async with serving(says(200, {"spec": spec})) as (client, _):
+    async with serving(responds(200, {"spec": spec})) as (client, _):
         assert await Aggregation(client).ca_bundle("v1.a") == want
 
 
@@ -71,10 +71,10 @@ async def test_a_missing_api_service() -> None:
 
 
 async def test_setting_the_ca_bundle_ends_insecure_skip_tls_verify() -> None:
-    async with serving(says(200, {})) as (client, server):
+    async with serving(responds(200, {})) as (client, server):
         await Aggregation(client).set_ca_bundle("v1.a", b"pem")
-    assert server.asked[0].line == "PATCH /apis/apiregistration.k8s.io/v1/apiservices/v1.a"
-    assert server.asked[0].body == {"spec": {"caBundle": "cGVt", "insecureSkipTLSVerify": None}}
+    assert server.requests[0].line == "PATCH /apis/apiregistration.k8s.io/v1/apiservices/v1.a"
+    assert server.requests[0].body == {"spec": {"caBundle": "cGVt", "insecureSkipTLSVerify": None}}
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ async def test_setting_the_ca_bundle_ends_insecure_skip_tls_verify() -> None:
     ],
 )
 async def test_reviews(status: dict[str, object], want: tuple[bool, str]) -> None:
-    async with serving(says(201, {"status": status})) as (client, server):
+    async with serving(responds(201, {"status": status})) as (client, server):
         assert await Aggregation(client).review({"user": "jane"}) == want
-    assert server.asked[0].body["spec"] == {"user": "jane"}
+    assert server.requests[0].body["spec"] == {"user": "jane"}
 
 
 async def test_an_undecodable_review_allows_nothing() -> None:
-    async with serving(says(201, b"[]")) as (client, _):
+    async with serving(responds(201, b"[]")) as (client, _):
         with pytest.raises(OutcomeUnknown):
             await Aggregation(client).review({})
 

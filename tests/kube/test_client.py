@@ -28,11 +28,11 @@ from gputile.kube.auth import ClusterAccess, ServerTrust
 from gputile.kube.client import Client, ClientSettings
 from gputile.kube.credentials import TokenFile
 from tests.kube.certificates import Authority
-from tests.kube.server import Answer, Server, fails, hangs, line, listing, pod, resets, says, streams
+from tests.kube.server import Answer, Server, fails, hangs, line, listing, pod, resets, responds, streams
 
 pytestmark = pytest.mark.asyncio
 
-DONE = says(201, {"kind": "Status", "status": "Success"})
+DONE = responds(201, {"kind": "Status", "status": "Success"})
 BINDING = Binding(
     namespace="ns", name="p", uid="u1", node="n1", annotations={"gputile.io/grant": "{}"}, labels={"l": "v"}
 )
@@ -71,9 +71,9 @@ def as_api(client: Client) -> Api:
         pytest.param(fails(404, "NotFound", "pods p not found"), 404, "not found", id="not-found"),
         pytest.param(fails(403, "Forbidden", "not yours"), 403, "not yours", id="forbidden"),
         pytest.param(fails(408, "Timeout", "too slow"), 408, "too slow", id="request-timeout"),
-        pytest.param(says(413, b"<html>large</html>"), 413, "<html>large", id="a-proxy's-page"),
-        pytest.param(says(400, b""), 400, "HTTP 400", id="an-empty-body"),
-        pytest.param(says(422, [1]), 422, "[1]", id="JSON-that-is-no-Status"),
+        pytest.param(responds(413, b"<html>large</html>"), 413, "<html>large", id="a-proxy's-page"),
+        pytest.param(responds(400, b""), 400, "HTTP 400", id="an-empty-body"),
+        pytest.param(responds(422, [1]), 422, "[1]", id="JSON-that-is-no-Status"),
     ],
 )
 async def test_a_4xx_is_api_rejected(answer: Answer, status: int, words: str) -> None:
@@ -82,7 +82,7 @@ async def test_a_4xx_is_api_rejected(answer: Answer, status: int, words: str) ->
             await client.bind(BINDING, 5.0)
     assert caught.value.status == status
     assert words in str(caught.value)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -108,16 +108,16 @@ async def test_retry_after_of_too_many_requests(headers: dict[str, str], want: f
         pytest.param(fails(504, "Timeout", "etcd"), id="gateway-timeout"),
         pytest.param(resets(), id="reset-before-the-response"),
         pytest.param(resets(b'{"kind": "Status"'), id="reset-in-the-middle-of-the-response"),
-        pytest.param(says(201, b'{"kind": "Sta'), id="half-a-response"),
-        pytest.param(says(200, b"<html>welcome</html>"), id="a-response-of-another-server"),
-        pytest.param(says(307, None, Location="/elsewhere"), id="a-redirect-is-not-followed"),
+        pytest.param(responds(201, b'{"kind": "Sta'), id="half-a-response"),
+        pytest.param(responds(200, b"<html>welcome</html>"), id="a-response-of-another-server"),
+        pytest.param(responds(307, None, Location="/elsewhere"), id="a-redirect-is-not-followed"),
     ],
 )
 async def test_an_inconclusive_response_is_outcome_unknown(answer: Answer) -> None:
     async with serving(answer) as (client, server):
         with pytest.raises(OutcomeUnknown):
             await client.bind(BINDING, 5.0)
-    assert len(server.asked) == 1  # one attempt, one write
+    assert len(server.requests) == 1  # one attempt, one write
 
 
 async def test_a_timeout_is_outcome_unknown() -> None:
@@ -132,26 +132,26 @@ async def test_a_bind_is_never_retried_even_on_a_kept_connection() -> None:
         await client.bind(BINDING, 5.0)
         with pytest.raises(OutcomeUnknown):
             await client.bind(BINDING, 5.0)
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 async def test_a_get_is_retried_when_a_kept_connection_is_dead() -> None:
-    async with serving(DONE, resets(), says(200, listing(pod("a")))) as (client, server):
+    async with serving(DONE, resets(), responds(200, listing(pod("a")))) as (client, server):
         await client.bind(BINDING, 5.0)
         assert [item.name for item in await client.list_pods()] == ["a"]
-    assert [asked.method for asked in server.asked] == ["POST", "GET", "GET"]
+    assert [request.method for request in server.requests] == ["POST", "GET", "GET"]
 
 
 async def test_a_timeout_waiting_for_a_connection_is_api_rejected() -> None:
     async with serving(hangs(), settings=ClientSettings(connections=1)) as (client, server):
         first = asyncio.ensure_future(client.list_pods())
-        while not server.asked:
+        while not server.requests:
             await asyncio.sleep(0.001)
         with pytest.raises(ApiRejected, match="cannot connect") as caught:
             await client.bind(BINDING, SOON)
         first.cancel()
         await asyncio.wait([first])
-    assert (caught.value.status, caught.value.reason, len(server.asked)) == (0, "Unreachable", 1)
+    assert (caught.value.status, caught.value.reason, len(server.requests)) == (0, "Unreachable", 1)
 
 
 async def test_a_refused_connection_is_api_rejected() -> None:
@@ -165,20 +165,20 @@ async def test_a_refused_connection_is_api_rejected() -> None:
 
 
 async def test_a_name_that_would_change_the_path_is_never_sent() -> None:
-    async with serving(says(404)) as (client, server):
+    async with serving(responds(404)) as (client, server):
         for name in ("..", "."):
             with pytest.raises(ApiRejected):
                 await client.pod("ns", name)
-        assert server.asked == []
+        assert server.requests == []
         await client.pod("ns", "a/../b?x")
-        assert server.asked[0].line == "GET /api/v1/namespaces/ns/pods/a%2F..%2Fb%3Fx"
+        assert server.requests[0].line == "GET /api/v1/namespaces/ns/pods/a%2F..%2Fb%3Fx"
 
 
 # ---- credentials ----------------------------------------------------------------------------------------------------
 
 
 def authorizations(server: Server) -> list[str]:
-    return [asked.headers.get("Authorization", "") for asked in server.asked]
+    return [request.headers.get("Authorization", "") for request in server.requests]
 
 
 async def test_a_401_is_retried_once_with_a_new_token(tmp_path: Any) -> None:
@@ -200,7 +200,7 @@ async def test_a_second_401_is_final() -> None:
     ):
         with pytest.raises(ApiRejected, match="unknown token"):
             await client.list_pods()
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 async def test_without_credentials_nothing_is_sent(tmp_path: Any) -> None:
@@ -209,7 +209,7 @@ async def test_without_credentials_nothing_is_sent(tmp_path: Any) -> None:
         with pytest.raises(ApiRejected, match="no credentials") as caught:
             await client.bind(BINDING, 5.0)
         await client.close()
-    assert (caught.value.status, server.asked) == (401, [])
+    assert (caught.value.status, server.requests) == (401, [])
 
 
 async def test_a_token_that_could_inject_a_header_is_never_sent(tmp_path: Any) -> None:
@@ -220,7 +220,7 @@ async def test_a_token_that_could_inject_a_header_is_never_sent(tmp_path: Any) -
         with pytest.raises(ApiRejected, match="no credentials") as caught:
             await client.bind(BINDING, 5.0)
         await client.close()
-    assert (caught.value.status, server.asked) == (401, [])
+    assert (caught.value.status, server.requests) == (401, [])
     assert "admin" not in str(caught.value), "no secret is ever part of an error"
 
 
@@ -231,7 +231,7 @@ async def test_tls_server_name_and_client_certificate() -> None:
     authority.issue("api.internal").load_into(tls)
     trust = ServerTrust(tls=True, authority=authority.pem)
     me = authority.issue("gputile").pem
-    async with Server(says(200, listing(pod("a"))), tls=tls) as server:
+    async with Server(responds(200, listing(pod("a"))), tls=tls) as server:
         known = Client(ClusterAccess(server.url, trust=trust, certificate=me, server_name="api.internal"))
         unknown = Client(ClusterAccess(server.url, trust=trust, certificate=me))
         assert [item.name for item in await known.list_pods()] == ["a"]
@@ -243,11 +243,11 @@ async def test_tls_server_name_and_client_certificate() -> None:
 
 
 async def test_the_proxy_is_used() -> None:
-    async with Server(says(200, listing(pod("a")))) as proxy:
+    async with Server(responds(200, listing(pod("a")))) as proxy:
         client = Client(ClusterAccess("http://api.invalid", proxy=proxy.url))
         assert [item.name for item in await client.list_pods()] == ["a"]
         await client.close()
-    assert proxy.asked[0].headers["Host"] == "api.invalid"
+    assert proxy.requests[0].headers["Host"] == "api.invalid"
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -330,21 +330,21 @@ Call = Callable[[Client], Awaitable[object]]
 async def test_the_requests_of_writes(call: Call, line_: str, kind: str, body: object) -> None:
     async with serving(DONE) as (client, server):
         await call(client)
-    (asked,) = server.asked
-    assert (asked.line, asked.headers["Content-Type"], asked.body) == (line_, kind, body)
-    assert asked.headers["User-Agent"].startswith("gputile/")
-    assert asked.query == {}
+    (request,) = server.requests
+    assert (request.line, request.headers["Content-Type"], request.body) == (line_, kind, body)
+    assert request.headers["User-Agent"].startswith("gputile/")
+    assert request.query == {}
 
 
 async def test_the_fields_of_an_event() -> None:
     note = KubeEvent(namespace="ns", pod="p", uid="u1", reason="Unschedulable", message="m" * 2000)
     async with serving(DONE) as (client, server):
         await client.note(note)
-    (asked,) = server.asked
-    name = asked.body["metadata"].pop("name")
+    (request,) = server.requests
+    name = request.body["metadata"].pop("name")
     stem, _, tail = name.rpartition(".")
-    assert (asked.line, stem, len(tail), int(tail, 16) >= 0) == ("POST /api/v1/namespaces/ns/events", "p", 16, True)
-    assert asked.body == {
+    assert (request.line, stem, len(tail), int(tail, 16) >= 0) == ("POST /api/v1/namespaces/ns/events", "p", 16, True)
+    assert request.body == {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"namespace": "ns"},
@@ -365,32 +365,32 @@ async def test_the_fields_of_an_event() -> None:
 async def test_the_name_of_an_event_is_never_too_long() -> None:
     async with serving(DONE) as (client, server):
         await client.note(KubeEvent(namespace="ns", pod="p" * 253, uid="u1", reason="Unschedulable", message="m"))
-    assert len(server.asked[0].body["metadata"]["name"]) == 253
+    assert len(server.requests[0].body["metadata"]["name"]) == 253
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
 async def test_a_pod_is_read_by_a_quorum_read() -> None:
-    async with serving(says(200, pod("p", "5")), fails(404, "NotFound"), says(200, b"[]")) as (client, server):
+    async with serving(responds(200, pod("p", "5")), fails(404, "NotFound"), responds(200, b"[]")) as (client, server):
         live = await client.pod("ns", "p")
         assert isinstance(live, Pod)
         assert live.uid == "uid-p"
         assert await client.pod("ns", "p") is None
         with pytest.raises(OutcomeUnknown):
             await client.pod("ns", "p")
-    assert [asked.query for asked in server.asked] == [{}, {}, {}]
+    assert [request.query for request in server.requests] == [{}, {}, {}]
 
 
 async def test_all_pods_are_listed_page_by_page_and_again_when_a_page_expires() -> None:
     script = (
-        says(200, listing(pod("old"), pod("older"), more="c+1/=&")),
+        responds(200, listing(pod("old"), pod("older"), more="c+1/=&")),
         fails(410, "Expired", "the continue token is too old"),
-        says(200, listing(pod("a"), pod("b", spec={"containers": 3}), pod("c"))),
+        responds(200, listing(pod("a"), pod("b", spec={"containers": 3}), pod("c"))),
     )
     async with serving(*script) as (client, server):
         assert [item.name for item in await client.list_pods()] == ["a", "c"]
-    assert [asked.query for asked in server.asked] == [{"limit": "2"}, {"limit": "2", "continue": "c+1/=&"}, {}]
+    assert [request.query for request in server.requests] == [{"limit": "2"}, {"limit": "2", "continue": "c+1/=&"}, {}]
 
 
 async def take(client: Client, count: int) -> list[WatchUpdate[Pod]]:
@@ -415,7 +415,7 @@ LARGE = pod("large", "3", status={"phase": "Running", "message": "x" * (1 << 20)
 SMALL = line("ADDED", pod("a", "2"))
 BOOKMARK = line("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": "9"}})
 ERROR = line("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
-HERE = says(200, listing(version="1"))
+HERE = responds(200, listing(version="1"))
 
 
 @pytest.mark.parametrize(
@@ -446,13 +446,13 @@ HERE = says(200, listing(version="1"))
             id="a-watch-that-is-reset-is-resumed-too",
         ),
         pytest.param(
-            [HERE, streams(SMALL, ERROR), says(200, listing(pod("b"), version="20")), streams(BOOKMARK)],
+            [HERE, streams(SMALL, ERROR), responds(200, listing(pod("b"), version="20")), streams(BOOKMARK)],
             ["all: ", "alive", "ADDED a", "failed", "all: b", "alive"],
             "20",
             id="expired-as-an-event",
         ),
         pytest.param(
-            [HERE, fails(410, "Expired"), says(200, listing(pod("b"), version="20")), streams(BOOKMARK)],
+            [HERE, fails(410, "Expired"), responds(200, listing(pod("b"), version="20")), streams(BOOKMARK)],
             ["all: ", "failed", "all: b", "alive"],
             "20",
             id="expired-as-a-status",
@@ -470,13 +470,13 @@ HERE = says(200, listing(version="1"))
             id="a-failing-server",
         ),
         pytest.param(
-            [says(200, listing(pod("a"), pod("b", spec=3))), streams(line("ADDED", pod("c", spec=3)), BOOKMARK)],
+            [responds(200, listing(pod("a"), pod("b", spec=3))), streams(line("ADDED", pod("c", spec=3)), BOOKMARK)],
             ["undecodable Pod ns/b", "all: a", "alive", "undecodable Pod ns/c", "alive"],
             "10",
             id="undecodable-objects-among-valid-ones",
         ),
         pytest.param(
-            [says(200, listing(pod("a"), more="m")), resets(b"{"), HERE, streams(BOOKMARK)],
+            [responds(200, listing(pod("a"), more="m")), resets(b"{"), HERE, streams(BOOKMARK)],
             ["failed", "all: ", "alive"],
             "1",
             id="a-list-that-breaks-midway-yields-nothing",
@@ -486,7 +486,7 @@ HERE = says(200, listing(version="1"))
 async def test_list_and_watch(script: list[Answer], want: list[str], last: str) -> None:
     async with serving(*script) as (client, server):
         assert [shown(update) for update in await take(client, len(want))] == want
-    watches = [asked.query["resourceVersion"] for asked in server.asked if "watch" in asked.query]
+    watches = [request.query["resourceVersion"] for request in server.requests if "watch" in request.query]
     assert watches[-1] == last
 
 
@@ -504,7 +504,7 @@ async def test_closing_closes_the_connection() -> None:
 async def test_cancelling_closes_the_connection() -> None:
     async with serving(HERE, streams(SMALL, then="hang")) as (client, server):
         task = asyncio.ensure_future(take(client, 4))
-        while len(server.asked) < 2:
+        while len(server.requests) < 2:
             await asyncio.sleep(0.001)
         task.cancel()
         await asyncio.wait([task])
@@ -514,24 +514,27 @@ async def test_cancelling_closes_the_connection() -> None:
 
 async def test_nodes_are_watched_too() -> None:
     node = {"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "4"}}}
-    async with serving(says(200, listing(node))) as (client, server), aclosing(client.follow_nodes()) as stream:
+    async with serving(responds(200, listing(node))) as (client, server), aclosing(client.follow_nodes()) as stream:
         seen = await anext(stream)
     assert isinstance(seen, Snapshot)
     assert [item.name for item in seen.items] == ["n1"]
-    assert server.asked[0].line == "GET /api/v1/nodes"
+    assert server.requests[0].line == "GET /api/v1/nodes"
 
 
 async def test_the_leases_of_a_namespace_are_watched_and_few_fields_decoded() -> None:
     spec = {"holderIdentity": "n1", "leaseDurationSeconds": 10, "renewTime": "now", "leaseTransitions": "odd"}
     leases = [{"metadata": {"name": "n1", "labels": 7}, "spec": spec}, {"metadata": {"name": "n2"}, "spec": None}]
-    async with serving(says(200, listing(*leases))) as (client, server), aclosing(client.follow_leases("ns")) as stream:
+    async with (
+        serving(responds(200, listing(*leases))) as (client, server),
+        aclosing(client.follow_leases("ns")) as stream,
+    ):
         seen = await anext(stream)
     assert isinstance(seen, Snapshot)
     assert [(lease.name, lease.beat) for lease in seen.items] == [
         ("n1", LeaseRenewal("n1", 10, "now")),
         ("n2", LeaseRenewal()),
     ]
-    assert server.asked[0].line == "GET /apis/coordination.k8s.io/v1/namespaces/ns/leases"
+    assert server.requests[0].line == "GET /apis/coordination.k8s.io/v1/namespaces/ns/leases"
 
 
 # ---- leases ---------------------------------------------------------------------------------------------------------
@@ -546,21 +549,25 @@ def lease(version: str) -> dict[str, Any]:
 
 
 async def test_a_lease_is_read_created_and_written_with_its_version() -> None:
-    script = (fails(404, "NotFound"), says(201, lease("5")), says(200, lease("6")), says(200, lease("7")))
+    script = (fails(404, "NotFound"), responds(201, lease("5")), responds(200, lease("6")), responds(200, lease("7")))
     async with serving(*script) as (client, server):
         leases = client.leases("kube-system", "gputile")
         assert await leases.read() is None
         assert await leases.create(RECORD) == "5"
         assert await leases.read() == (RECORD, "6")
         assert await leases.write(RECORD, "6") == "7"
-    assert [asked.line for asked in server.asked] == [
+    assert [request.line for request in server.requests] == [
         f"GET {LEASES}/gputile",
         f"POST {LEASES}",
         f"GET {LEASES}/gputile",
         f"PUT {LEASES}/gputile",
     ]
-    assert server.asked[3].body["metadata"] == {"name": "gputile", "namespace": "kube-system", "resourceVersion": "6"}
-    assert orjson.dumps(server.asked[3].body["spec"]).startswith(b'{"holderIdentity":"a","leaseDurationSeconds":6')
+    assert server.requests[3].body["metadata"] == {
+        "name": "gputile",
+        "namespace": "kube-system",
+        "resourceVersion": "6",
+    }
+    assert orjson.dumps(server.requests[3].body["spec"]).startswith(b'{"holderIdentity":"a","leaseDurationSeconds":6')
 
 
 @pytest.mark.parametrize(
@@ -568,7 +575,7 @@ async def test_a_lease_is_read_created_and_written_with_its_version() -> None:
     [
         pytest.param(fails(409, "Conflict"), 5.0, ApiRejected, id="a-conflict"),
         pytest.param(hangs(), SOON, OutcomeUnknown, id="a-timeout"),
-        pytest.param(says(200, {"metadata": {}}), 5.0, OutcomeUnknown, id="a-response-that-is-no-Lease"),
+        pytest.param(responds(200, {"metadata": {}}), 5.0, OutcomeUnknown, id="a-response-that-is-no-Lease"),
     ],
 )
 async def test_a_failed_write_of_a_lease(answer: Answer, timeout: float, want: type[Exception]) -> None:

@@ -2,7 +2,7 @@
 
 The guarantee is a property test without an event loop: every request of an `Elector` yields control, so that
 hypothesis decides which replica continues, how far each clock gets meanwhile (clocks run at different speeds), and
-whether a request works, is rejected, works with its response lost, or lands long after it timed out.
+whether a request works, is rejected, works with its response lost, or takes effect long after it timed out.
 
 Deliberate bugs that it caught, each alone:
   1. The Lease counts from the response to the renewal, not from before it was sent.
@@ -36,7 +36,7 @@ class Store:
 
     def __init__(self, record: LeaseRecord | None = None) -> None:
         self.record, self.version = record, 1
-        self.slow: Callable[[], None] = lambda: None  # called before a write lands
+        self.slow: Callable[[], None] = lambda: None  # called before a write takes effect
 
     def create(self, record: LeaseRecord) -> str:
         if self.record is not None:
@@ -416,7 +416,7 @@ class Turn:
 
 
 class Wire:
-    """`Leases` over a bad network. Each request yields twice: before it lands and before its response arrives."""
+    """`Leases` over a bad network. Each request yields before it takes effect and before its response arrives."""
 
     def __init__(self, store: Store, late: list[Any]) -> None:
         self._store, self._late = store, late
@@ -438,7 +438,7 @@ class Wire:
             raise ApiRejected(429, "TooManyRequests", "slow down")
         if self.fate == "late":
             self._late.append(request)
-            raise OutcomeUnknown("timed out; it lands later")
+            raise OutcomeUnknown("timed out; it takes effect later")
         result = request()
         await Turn()
         if self.fate == "lost":
@@ -447,7 +447,7 @@ class Wire:
 
 
 class Machine:
-    """A replica that runs only when the test says so; otherwise it is suspended at any point."""
+    """A replica that runs only when the test calls `go`; otherwise it is suspended at any point."""
 
     def __init__(self, name: str, world: "World", speed: float) -> None:
         self.wire = Wire(world.store, world.late)
@@ -484,8 +484,8 @@ class World:
     def leaders(self) -> list[str]:
         return [name for name, machine in self.machines.items() if machine.elector.holds()]
 
-    def land(self) -> None:
-        """A request that timed out three requests ago lands."""
+    def deliver_late(self) -> None:
+        """A request that timed out three requests ago takes effect."""
         while len(self.late) > 2:
             with suppress(ApiRejected):
                 self.late.pop(0)()
@@ -511,7 +511,7 @@ def test_there_are_never_two_leaders(speeds: tuple[float, ...], moves: list[tupl
                 world.machines[name].go(fate)
                 assert len(world.leaders()) <= 1
             world.now += passes
-            world.land()
+            world.deliver_late()
             assert len(world.leaders()) <= 1
 
 

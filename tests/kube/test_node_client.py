@@ -6,32 +6,32 @@ import pytest
 
 from gputile.kube.api import ApiRejected, Snapshot
 from gputile.kube.node_client import NodeClient, NodeLease
-from tests.kube.server import fails, pod, says
+from tests.kube.server import fails, pod, responds
 from tests.kube.test_client import serving
 
 
 async def test_only_pods_of_the_node_are_watched() -> None:
-    listed = says(200, {"metadata": {"resourceVersion": "5"}, "items": [pod("a")]})
+    listed = responds(200, {"metadata": {"resourceVersion": "5"}, "items": [pod("a")]})
     async with serving(listed) as (client, server), aclosing(NodeClient(client, "n1").follow_pods()) as seen:
         first = await anext(seen)
     assert isinstance(first, Snapshot)
     assert [item.name for item in first.items] == ["a"]
-    assert server.asked[0].query["fieldSelector"] == "spec.nodeName=n1"
+    assert server.requests[0].query["fieldSelector"] == "spec.nodeName=n1"
 
 
 async def test_only_the_node_itself_is_watched() -> None:
-    listed = says(200, {"metadata": {"resourceVersion": "5"}, "items": [{"metadata": {"name": "n1"}}]})
+    listed = responds(200, {"metadata": {"resourceVersion": "5"}, "items": [{"metadata": {"name": "n1"}}]})
     async with serving(listed) as (client, server), aclosing(NodeClient(client, "n1").follow_node()) as seen:
         await anext(seen)
-    assert server.asked[0].query["fieldSelector"] == "metadata.name=n1"
+    assert server.requests[0].query["fieldSelector"] == "metadata.name=n1"
 
 
 async def test_patches_of_the_node() -> None:
-    async with serving(says(200, {}), says(200, {})) as (client, server):
+    async with serving(responds(200, {}), responds(200, {})) as (client, server):
         node = NodeClient(client, "n1")
         await node.patch({"a": "1", "b": None}, {"l": "2"})
         await node.patch_status({"gputile.io/memory": 7}, [{"type": "X"}])
-    first, second = server.asked
+    first, second = server.requests
     assert (first.line, first.body) == (
         "PATCH /api/v1/nodes/n1",
         {"metadata": {"annotations": {"a": "1", "b": None}, "labels": {"l": "2"}}},
@@ -50,13 +50,13 @@ def lease(version: str) -> dict[str, object]:
 
 
 async def test_the_first_beat_creates_the_lease_and_the_next_renews_it() -> None:
-    script = (fails(404, "NotFound"), says(201, lease("1")), says(200, lease("2")), says(200, lease("3")))
+    script = (fails(404, "NotFound"), responds(201, lease("1")), responds(200, lease("2")), responds(200, lease("3")))
     async with serving(*script) as (client, server):
         heartbeat = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
         await heartbeat.beat(0.5)
         await heartbeat.beat(3.5)
-    assert [asked.method for asked in server.asked] == ["GET", "POST", "PUT", "PUT"]
-    last = server.asked[-1].body
+    assert [request.method for request in server.requests] == ["GET", "POST", "PUT", "PUT"]
+    last = server.requests[-1].body
     assert last["metadata"]["resourceVersion"] == "2"
     assert last["spec"]["holderIdentity"] == "n1"
     assert last["spec"]["leaseDurationSeconds"] == 9
@@ -64,27 +64,27 @@ async def test_the_first_beat_creates_the_lease_and_the_next_renews_it() -> None
 
 
 async def test_after_a_conflict_the_lease_is_read_again() -> None:
-    script = (says(200, lease("1")), fails(409, "Conflict"), says(200, lease("7")), says(200, lease("8")))
+    script = (responds(200, lease("1")), fails(409, "Conflict"), responds(200, lease("7")), responds(200, lease("8")))
     async with serving(*script) as (client, server):
         heartbeat = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
         with pytest.raises(ApiRejected):
             await heartbeat.beat(0)
         await heartbeat.beat(1)
-    assert server.asked[-1].body["metadata"]["resourceVersion"] == "7"
+    assert server.requests[-1].body["metadata"]["resourceVersion"] == "7"
 
 
 async def test_withdrawing_clears_the_holder() -> None:
-    async with serving(says(200, lease("1")), says(200, lease("2"))) as (client, server):
+    async with serving(responds(200, lease("1")), responds(200, lease("2"))) as (client, server):
         await NodeLease(client.leases("gputile-agents", "n1"), "n1", 9).withdraw(0)
-    assert server.asked[-1].body["spec"]["holderIdentity"] == ""
+    assert server.requests[-1].body["spec"]["holderIdentity"] == ""
 
 
 async def test_the_usage_annotation_is_written_and_removed_with_the_beat() -> None:
-    script = (fails(404, "NotFound"), *(says(200, lease(str(n))) for n in range(1, 5)))
+    script = (fails(404, "NotFound"), *(responds(200, lease(str(n))) for n in range(1, 5)))
     async with serving(*script) as (client, server):
         heartbeat = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
         await heartbeat.beat(0, "use-1")
         await heartbeat.beat(1)
         await heartbeat.withdraw(2)
-    written = [asked.body["metadata"].get("annotations") for asked in server.asked[1:]]
+    written = [request.body["metadata"].get("annotations") for request in server.requests[1:]]
     assert written == [{"gputile.io/use": "use-1"}, {"gputile.io/use": "use-1"}, None, None]

@@ -13,7 +13,7 @@ from gputile.kube.client import Client
 from gputile.kube.quota_config_maps import QuotaConfigMap, QuotaConfigMapMetadata, read_quotas
 from gputile.model.errors import InputError
 from gputile.model.quotas import Limit, Quota
-from tests.kube.server import fails, listing, says
+from tests.kube.server import fails, listing, responds
 from tests.kube.test_client import serving
 
 TITLE = "ConfigMap kube-system/gputile-quota"
@@ -91,12 +91,14 @@ def following(client: Client) -> AsyncGenerator[WatchUpdate[QuotaConfigMap], Non
 
 async def test_one_config_map_is_watched_by_its_name() -> None:
     item = {"metadata": {"name": "q", "namespace": "ns", "uid": "u"}, "data": {"quota.yaml": "x"}}
-    async with serving(says(200, listing(item))) as (client, server), aclosing(following(client)) as seen:
+    async with serving(responds(200, listing(item))) as (client, server), aclosing(following(client)) as seen:
         first = await anext(seen)
     assert isinstance(first, Snapshot)
     assert first.items == (QuotaConfigMap(QuotaConfigMapMetadata("q", "ns", "u"), {"quota.yaml": "x"}),)
-    assert server.asked[0].line == "GET /api/v1/namespaces/ns/configmaps"
-    assert server.asked[0].query["fieldSelector"] == "metadata.name=q", "so that RBAC can be limited to this ConfigMap"
+    assert server.requests[0].line == "GET /api/v1/namespaces/ns/configmaps"
+    assert server.requests[0].query["fieldSelector"] == "metadata.name=q", (
+        "so that RBAC can be limited to this ConfigMap"
+    )
 
 
 async def test_a_missing_right_to_watch_is_reported() -> None:
@@ -107,13 +109,13 @@ async def test_a_missing_right_to_watch_is_reported() -> None:
 
 
 async def test_a_config_map_is_annotated() -> None:
-    async with serving(says(200, {})) as (client, server):
+    async with serving(responds(200, {})) as (client, server):
         await client.annotate_config_map("ns", "q", "u", {"a": "b"})
-    assert server.asked[0].line == "PATCH /api/v1/namespaces/ns/configmaps/q"
-    assert server.asked[0].body == {"metadata": {"uid": "u", "annotations": {"a": "b"}}}
+    assert server.requests[0].line == "PATCH /api/v1/namespaces/ns/configmaps/q"
+    assert server.requests[0].body == {"metadata": {"uid": "u", "annotations": {"a": "b"}}}
 
 
 async def test_an_event_may_be_about_a_config_map() -> None:
-    async with serving(says(201, {})) as (client, server):
+    async with serving(responds(201, {})) as (client, server):
         await client.note(KubeEvent(namespace="ns", pod="q", uid="u", reason="R", message="m", about="ConfigMap"))
-    assert server.asked[0].body["involvedObject"]["kind"] == "ConfigMap"
+    assert server.requests[0].body["involvedObject"]["kind"] == "ConfigMap"

@@ -39,7 +39,7 @@ class Script:
 
     def __init__(self, *plays: ListResult[str] | Exception | list[Step]) -> None:
         self._plays = list(plays)
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.slept: list[float] = []
         self.now = 0.0
         self.open = 0
@@ -50,7 +50,7 @@ class Script:
         return self._plays.pop(0)
 
     async def list(self) -> ListResult[str]:
-        self.asked.append("list")
+        self.requests.append("list")
         play = await self._next()
         if isinstance(play, Exception):
             raise play
@@ -58,7 +58,7 @@ class Script:
         return play
 
     async def watch(self, version: str) -> AsyncGenerator[WatchEvent[str], None]:
-        self.asked.append(f"watch {version}")
+        self.requests.append(f"watch {version}")
         play = await self._next()
         assert isinstance(play, list)
         self.open += 1
@@ -140,7 +140,7 @@ def test_a_watch_that_ends_after_its_start_is_retried_with_backoff() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plays", "asked", "slept"),
+    ("plays", "requests", "slept"),
     [
         pytest.param([EMPTY, [watched("2")]], ["list", "watch 1", "watch 2"], [], id="resumes-after-a-normal-end"),
         pytest.param(
@@ -233,10 +233,10 @@ def test_a_watch_that_ends_after_its_start_is_retried_with_backoff() -> None:
         ),
     ],
 )
-def test_requests_and_backoff(plays: list[Any], asked: list[str], slept: list[float]) -> None:
+def test_requests_and_backoff(plays: list[Any], requests: list[str], slept: list[float]) -> None:
     script = Script(*plays)
     updates_of(script)
-    assert (script.asked, script.slept) == (asked, slept)
+    assert (script.requests, script.slept) == (requests, slept)
 
 
 async def test_a_list_is_not_kept_in_memory_while_the_watch_lasts() -> None:
@@ -246,10 +246,10 @@ async def test_a_list_is_not_kept_in_memory_while_the_watch_lasts() -> None:
     script: Any = Script(ListResult((Thing(),), "1"), [WatchEvent("2", Bookmark())])  # type: ignore[arg-type]
     async with aclosing(script.follow()) as stream:
         snapshot = await anext(stream)
-        thing = weakref.ref(snapshot.items[0])
+        reference = weakref.ref(snapshot.items[0])
         del snapshot
         await anext(stream)
-        assert thing() is None
+        assert reference() is None
 
 
 def test_list_changes_and_failures_in_order() -> None:

@@ -1,4 +1,4 @@
-"""The ledger, transition by transition. `test_nominations` runs them in any order."""
+"""The ledger, transition by transition. `test_ledger_invariants` runs them in any order."""
 
 import pytest
 

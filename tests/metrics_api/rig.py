@@ -22,22 +22,22 @@ NOW = 1_700_000_000.0
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
-class Shop:
+class ProjectionRig:
     """A cluster, and its projection in the aggregated API. `look` is what the running projection does by itself."""
 
     def __init__(self, *nodes: NodeBuilder, pods: tuple[Json, ...] = (), history: int = 1000, mark: int = 7) -> None:
-        self.rig = Rig(*(nodes or (node("n1").cards(2, "Tesla T4", 16), node("n2").cards(1))), pods=pods)
+        self.scheduler = Rig(*(nodes or (node("n1").cards(2, "Tesla T4", 16), node("n2").cards(1))), pods=pods)
         self.now = NOW
-        self.projection = Projection(self.rig.cluster_state, history, lambda: self.now, mark)
+        self.projection = Projection(self.scheduler.cluster_state, history, lambda: self.now, mark)
         self.handlers = ResourceHandlers(self.projection, lambda: self.now)
-        for manifest in self.rig.api.nodes.values():
+        for manifest in self.scheduler.api.nodes.values():
             self.projection.node_changed(msgspec.convert(manifest, NodeObject))
         self.projection.all_changed()
 
     async def look(self) -> None:
         """Our watch delivers its events, and the projection refreshes."""
-        events = list(self.rig.api.events)
-        for freed in self.rig.catch_up():
+        events = list(self.scheduler.api.events)
+        for freed in self.scheduler.catch_up():
             if type(freed).__name__ == "Freed":
                 self.projection.touched([freed.node])  # type: ignore[union-attr]
         for of, kind, item in events:
@@ -51,11 +51,11 @@ class Shop:
 
     async def run(self, name: str, memory: int = 8, index: int = 0, on: str = "n1", **more: Any) -> None:
         """A pod that holds a tile."""
-        self.rig.api.add_pod(held(name, memory, index, on, **more))
+        self.scheduler.api.add_pod(held(name, memory, index, on, **more))
         await self.look()
 
     async def end(self, key: str) -> None:
-        self.rig.api.delete_pod(key)
+        self.scheduler.api.delete_pod(key)
         await self.look()
 
     # ---- requests ---------------------------------------------------------------------------------------------------

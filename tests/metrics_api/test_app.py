@@ -28,7 +28,7 @@ from tests.http.h2_client import connected
 from tests.kube.certificates import Authority, Issued
 from tests.metrics_api.rig import OLD_ROOT, ROOT, held
 from tests.scheduler.rig import ScriptedApi, tile
-from tests.scheduler.test_app import Crown, cluster
+from tests.scheduler.test_app import RevocableLeadership, cluster
 
 PROXY = {"X-Remote-User": "jane", "X-Remote-Group": "dev"}
 NAME = "gputile-metrics.kube-system.svc"
@@ -303,8 +303,8 @@ async def test_a_watch_that_returns_to_a_former_leader_is_closed_again(tmp_path:
     async with serving(tmp_path) as line:
         await line.until(lambda: len(line.metrics_api.projection.pods))
         line.process.tick(time.monotonic())
-        line.process.leadership = crown = Crown()
-        crown.worn = False
+        line.process.leadership = leadership = RevocableLeadership()
+        leadership.is_held = False
         for _ in range(3):
             async with line.http.get(line.url(f"{ROOT}/podresources?watch=1"), headers=PROXY) as answer:
                 line.process.tick(time.monotonic())
@@ -366,14 +366,14 @@ async def test_a_watch_over_http_2(tmp_path: Path) -> None:
         async with connected(line.metrics_api.server.port, context, name=None) as h2:
             number = await h2.get(f"{ROOT}/podresources?watch=1", [(n.lower(), v) for n, v in PROXY.items()])
             async with asyncio.timeout(2):
-                while b"\n" not in h2.heard(number):
+                while b"\n" not in h2.received(number):
                     await h2.listen()
-            assert json.loads(h2.heard(number))["object"]["metadata"]["name"] == "web"
+            assert json.loads(h2.received(number))["object"]["metadata"]["name"] == "web"
             line.api.delete_pod("default/web")
             async with asyncio.timeout(2):
-                while h2.heard(number).count(b"\n") < 2:
+                while h2.received(number).count(b"\n") < 2:
                     await h2.listen()
-            assert json.loads(h2.heard(number).splitlines()[1])["type"] == "DELETED"
+            assert json.loads(h2.received(number).splitlines()[1])["type"] == "DELETED"
 
 
 # ---- discovery ------------------------------------------------------------------------------------------------------

@@ -33,31 +33,36 @@ FIELDS = [
 ]
 
 
-def asked(*, known: bool = True, caller: str = "front-proxy-client", fields: Any = FIELDS) -> Request:
+def proxied_request(*, known: bool = True, caller: str = "front-proxy-client", fields: Any = FIELDS) -> Request:
     return Request("GET", "/apis", b"", False, known, "", fields, caller)
 
 
 def test_the_front_proxys_headers_name_the_user() -> None:
-    user = FrontProxy.read(DATA).user(asked())
+    user = FrontProxy.read(DATA).user(proxied_request())
     assert user == AuthenticatedUser("jane", "7", ("dev", "system:authenticated"), (("scopes/a", ("one", "two")),))
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        pytest.param(asked(known=False), id="no-certificate"),
-        pytest.param(asked(caller="another-client"), id="another-name"),
-        pytest.param(asked(caller=""), id="no-name"),
-        pytest.param(asked(fields=[]), id="no-user-header"),
-        pytest.param(asked(fields=[(b"x-remote-user", b"")]), id="for-an-empty-name"),
-        pytest.param(asked(fields=[(b"x-user", b"jane")]), id="in-another-header"),
-        pytest.param(asked(fields=[(b"x-remote-user", b"j\xf6rg")]), id="a-name-that-is-not-utf-8"),
-        pytest.param(asked(fields=[*FIELDS, (b"x-remote-group", b"\xff")]), id="a-group-that-is-not-utf-8"),
+        pytest.param(proxied_request(known=False), id="no-certificate"),
+        pytest.param(proxied_request(caller="another-client"), id="another-name"),
+        pytest.param(proxied_request(caller=""), id="no-name"),
+        pytest.param(proxied_request(fields=[]), id="no-user-header"),
+        pytest.param(proxied_request(fields=[(b"x-remote-user", b"")]), id="for-an-empty-name"),
+        pytest.param(proxied_request(fields=[(b"x-user", b"jane")]), id="in-another-header"),
+        pytest.param(proxied_request(fields=[(b"x-remote-user", b"j\xf6rg")]), id="a-name-that-is-not-utf-8"),
+        pytest.param(proxied_request(fields=[*FIELDS, (b"x-remote-group", b"\xff")]), id="a-group-that-is-not-utf-8"),
         pytest.param(
-            asked(fields=[(b"x-remote-user", b"jane"), (b"x-remote-uid", b"\xff")]), id="a-uid-that-is-not-utf-8"
+            proxied_request(fields=[(b"x-remote-user", b"jane"), (b"x-remote-uid", b"\xff")]),
+            id="a-uid-that-is-not-utf-8",
         ),
-        pytest.param(asked(fields=[*FIELDS, (b"x-remote-extra-a", b"\xff")]), id="an-extra-that-is-not-utf-8"),
-        pytest.param(asked(fields=[*FIELDS, (b"x-remote-extra-%ff", b"a")]), id="an-extra-key-that-is-not-utf-8"),
+        pytest.param(
+            proxied_request(fields=[*FIELDS, (b"x-remote-extra-a", b"\xff")]), id="an-extra-that-is-not-utf-8"
+        ),
+        pytest.param(
+            proxied_request(fields=[*FIELDS, (b"x-remote-extra-%ff", b"a")]), id="an-extra-key-that-is-not-utf-8"
+        ),
     ],
 )
 def test_all_other_requests_are_unauthorized(request_: Request) -> None:
@@ -74,20 +79,20 @@ def test_names_are_utf_8_as_go_writes_them() -> None:
         (b"x-remote-extra-%c3%a4mter", "größe".encode()),
         (b"x-other", b"\xff"),
     ]
-    user = FrontProxy.read(DATA).user(asked(fields=fields))
+    user = FrontProxy.read(DATA).user(proxied_request(fields=fields))
     assert user == AuthenticatedUser("jörg", "ü7", ("müller",), (("ämter", ("größe",)),))
 
 
 def test_without_names_any_certificate_of_the_ca_is_trusted() -> None:
     front = FrontProxy.read(DATA | {"requestheader-allowed-names": "[]"})
-    assert front.user(asked(caller="any-client")).name == "jane"
+    assert front.user(proxied_request(caller="any-client")).name == "jane"
     with pytest.raises(StatusError):
-        front.user(asked(known=False, caller=""))
+        front.user(proxied_request(known=False, caller=""))
 
 
 def test_the_headers_are_configured_by_the_api_server() -> None:
     front = FrontProxy.read(DATA | {"requestheader-username-headers": '["X-Other", "X-User"]'})
-    assert front.user(asked(fields=[(b"x-user", b"jane")])).name == "jane"
+    assert front.user(proxied_request(fields=[(b"x-user", b"jane")])).name == "jane"
 
 
 @pytest.mark.parametrize(
@@ -114,13 +119,13 @@ class Rules:
 
     def __init__(self, **allowed: bool) -> None:
         self.allowed = allowed
-        self.asked: list[Json] = []
+        self.proxied_request: list[Json] = []
         self.broken: Exception | None = None
         self.clock = Clock()
         self.authorizer = Authorizer(self.review, 10.0, self.clock)
 
     async def review(self, spec: Json) -> tuple[bool, str]:
-        self.asked.append(spec)
+        self.proxied_request.append(spec)
         await asyncio.sleep(0)
         if self.broken is not None:
             raise self.broken
@@ -135,7 +140,7 @@ async def test_allowed_and_denied_reviews_are_cached_and_expire() -> None:
             StatusError, match=r'User "joe" cannot list resource "podresources" .* namespace "team-a": because'
         ):
             await rules.authorizer.check(AuthenticatedUser("joe"), LIST)
-    assert [spec["user"] for spec in rules.asked] == ["jane", "joe"]
+    assert [spec["user"] for spec in rules.proxied_request] == ["jane", "joe"]
     rules.clock.now += 11
     rules.allowed = {"jane": False}
     with pytest.raises(StatusError) as error:
@@ -147,7 +152,7 @@ async def test_the_spec_of_the_access_review() -> None:
     rules = Rules(jane=True)
     user = AuthenticatedUser("jane", "7", ("dev",), (("scopes", ("a", "b")),))
     await rules.authorizer.check(user, LIST)
-    (spec,) = rules.asked
+    (spec,) = rules.proxied_request
     assert spec == {
         "user": "jane",
         "uid": "7",
@@ -187,7 +192,7 @@ async def test_a_cached_review_applies_to_its_own_request_only(other: tuple[Auth
 async def test_simultaneous_requests_share_one_review() -> None:
     rules = Rules(jane=True)
     await asyncio.gather(*(rules.authorizer.check(JANE, LIST) for _ in range(20)))
-    assert len(rules.asked) == 1
+    assert len(rules.proxied_request) == 1
 
 
 async def test_a_cancelled_request_does_not_cancel_the_review() -> None:
@@ -197,7 +202,7 @@ async def test_a_cancelled_request_does_not_cancel_the_review() -> None:
     await asyncio.sleep(0)
     first.cancel()
     await second
-    assert len(rules.asked) == 1
+    assert len(rules.proxied_request) == 1
 
 
 @pytest.mark.parametrize("broken", [OutcomeUnknown("no answer"), ApiRejected(403, "Forbidden", "we may not ask")])

@@ -35,7 +35,7 @@ class Cluster:
     def __init__(self, secret: Secret | None = None) -> None:
         self.secret = secret
         self.bundles: dict[str, bytes] = dict.fromkeys(API_SERVICES, b"")
-        self.story: list[str] = []
+        self.writes: list[str] = []
         self.refuses: ApiRejected | None = None
         self.changes: asyncio.Queue[WatchUpdate[Secret]] = asyncio.Queue()
 
@@ -47,7 +47,7 @@ class Cluster:
     async def write_secret(self, namespace: str, name: str, version: str, data: Mapping[str, bytes]) -> Secret:
         if self.refuses is not None:
             raise self.refuses
-        self.story.append("secret")
+        self.writes.append("secret")
         self.secret = secret(**{key: value.decode() for key, value in data.items()})
         return self.secret
 
@@ -55,7 +55,7 @@ class Cluster:
         return self.bundles.get(service)
 
     async def set_ca_bundle(self, service: str, bundle: bytes) -> None:
-        self.story.append(service)
+        self.writes.append(service)
         self.bundles[service] = bundle
 
 
@@ -81,14 +81,14 @@ class Rig:
 
     async def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
-        self.cluster.story.append("pause")
+        self.cluster.writes.append("pause")
 
     async def round(self) -> list[str]:
         """One round; returns the writes."""
         self.certifier.load(self.cluster.secret)
-        self.cluster.story.clear()
+        self.cluster.writes.clear()
         await self.certifier.round()
-        return self.cluster.story
+        return self.cluster.writes
 
 
 async def made() -> Rig:
@@ -189,7 +189,7 @@ async def test_a_missing_secret_is_an_error_that_says_what_to_do() -> None:
 async def test_nothing_is_done_before_the_secret_is_listed() -> None:
     rig = Rig()
     await rig.certifier.round()
-    assert rig.cluster.story == []
+    assert rig.cluster.writes == []
 
 
 async def test_followers_serve_the_certificate_that_the_leader_wrote() -> None:
@@ -205,7 +205,7 @@ async def test_followers_serve_the_certificate_that_the_leader_wrote() -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert rig.served == leader.served
-    assert set(rig.cluster.story) <= {"pause"}
+    assert set(rig.cluster.writes) <= {"pause"}
 
 
 @pytest.mark.parametrize("is_emptied", [False, True], ids=["renewed-in-time", "emptied-by-hand"])

@@ -6,25 +6,25 @@ import pytest
 
 from gputile.metrics_api.status import StatusError
 from gputile.testing.builders import node
-from tests.metrics_api.rig import OLD_ROOT, ROOT, TABLE, Shop
+from tests.metrics_api.rig import OLD_ROOT, ROOT, TABLE, ProjectionRig
 
 PODS, NODES = f"{ROOT}/podresources", f"{ROOT}/gpuinfos"
 
 
-async def shop_with(*names: str, history: int = 1000) -> Shop:
-    shop = Shop(history=history)
-    await shop.look()
+async def rig_with(*names: str, history: int = 1000) -> ProjectionRig:
+    rig = ProjectionRig(history=history)
+    await rig.look()
     for index, name in enumerate(names):
-        await shop.run(name, 2, index % 2)
-    return shop
+        await rig.run(name, 2, index % 2)
+    return rig
 
 
 # ---- lists ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_list_is_a_list_of_its_kind() -> None:
-    shop = await shop_with("b", "a")
-    listed = await shop.listed(PODS)
+    rig = await rig_with("b", "a")
+    listed = await rig.listed(PODS)
     assert (listed["kind"], listed["apiVersion"]) == ("PodResourceList", "metrics.nvidia.com/v1alpha1")
     assert [item["metadata"]["name"] for item in listed["items"]] == ["a", "b"]
     newest = max(int(item["metadata"]["resourceVersion"]) for item in listed["items"])
@@ -32,8 +32,8 @@ async def test_a_list_is_a_list_of_its_kind() -> None:
 
 
 async def test_an_empty_list_has_items() -> None:
-    assert (await (await shop_with()).listed(PODS))["items"] == []
-    assert (await (await shop_with()).listed(f"{PODS}?events=v0.1")) == {
+    assert (await (await rig_with()).listed(PODS))["items"] == []
+    assert (await (await rig_with()).listed(f"{PODS}?events=v0.1")) == {
         "kind": "List",
         "apiVersion": "v1",
         "items": [],
@@ -52,40 +52,40 @@ async def test_an_empty_list_has_items() -> None:
     ],
 )
 async def test_selectors(query: str, want: list[str]) -> None:
-    shop = Shop()
-    await shop.look()
-    await shop.run("a1", namespace="team-a", labels={"app": "x"})
-    await shop.run("b1", namespace="team-b", on="n2")
+    rig = ProjectionRig()
+    await rig.look()
+    await rig.run("a1", namespace="team-a", labels={"app": "x"})
+    await rig.run("b1", namespace="team-b", on="n2")
     path = f"{ROOT}/{query}podresources" if query.startswith("namespaces") else f"{PODS}{query}"
-    assert await shop.names(path) == want
+    assert await rig.names(path) == want
 
 
 async def test_a_list_lets_other_tasks_run() -> None:
     """Extender calls wait while a list is encoded; so it is encoded in slices."""
-    shop = Shop(*(node(f"n{number:04}").cards(1) for number in range(450)))
-    await shop.look()
+    rig = ProjectionRig(*(node(f"n{number:04}").cards(1) for number in range(450)))
+    await rig.look()
     turns = 0
 
-    async def breath() -> None:
+    async def yield_to_others() -> None:
         nonlocal turns
         turns += 1
 
-    shop.handlers._yield_to_loop = breath
-    assert len((await shop.listed(NODES))["items"]) == 450
+    rig.handlers._yield_to_loop = yield_to_others
+    assert len((await rig.listed(NODES))["items"]) == 450
     assert turns == 3
 
 
 @pytest.mark.parametrize("path", [f"{NODES}/nowhere", f"{ROOT}/namespaces/b/podresources/a", f"{OLD_ROOT}/gpupods/a"])
 async def test_a_missing_object_is_not_found(path: str) -> None:
-    shop = await shop_with("a")
+    rig = await rig_with("a")
     with pytest.raises(StatusError) as error:
-        shop.get(path)
+        rig.get(path)
     assert (error.value.code, error.value.reason) == (404, "NotFound")
 
 
 async def test_tables_have_columns_and_cells() -> None:
-    shop = await shop_with("a", "b")
-    listed = await shop.listed(NODES, TABLE)
+    rig = await rig_with("a", "b")
+    listed = await rig.listed(NODES, TABLE)
     names = [column["name"] for column in listed["columnDefinitions"]]
     cells = dict(zip(names, listed["rows"][0]["cells"], strict=True))
     assert (listed["kind"], listed["apiVersion"]) == ("Table", "meta.k8s.io/v1")
@@ -93,19 +93,19 @@ async def test_tables_have_columns_and_cells() -> None:
     assert (cells["GPUs"], cells["Busy"], cells["Memory"]) == (2, 2, "4/32Mi")
     assert cells["Models"] == "2x Tesla T4"
     assert listed["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
-    assert listed["metadata"]["resourceVersion"] == await shop.version(NODES)
-    pods = await shop.listed(f"{PODS}?includeObject=Object", TABLE)
+    assert listed["metadata"]["resourceVersion"] == await rig.version(NODES)
+    pods = await rig.listed(f"{PODS}?includeObject=Object", TABLE)
     assert pods["rows"][0]["cells"][:7] == ["a", "n1", "Pending", "0", "2Mi", "shared", ""]
     assert pods["rows"][0]["object"]["kind"] == "PodResource"
-    assert "object" not in (await shop.listed(f"{PODS}?includeObject=None", TABLE))["rows"][0]
-    table = shop.get(f"{NODES}/n1", TABLE)
+    assert "object" not in (await rig.listed(f"{PODS}?includeObject=None", TABLE))["rows"][0]
+    table = rig.get(f"{NODES}/n1", TABLE)
     assert [row["cells"][0] for row in table["rows"]] == ["n1"]
 
 
 async def test_partial_object_metadata() -> None:
-    shop = await shop_with("a")
+    rig = await rig_with("a")
     accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-    listed = await shop.listed(PODS, accept)
+    listed = await rig.listed(PODS, accept)
     assert (listed["kind"], listed["apiVersion"]) == ("PartialObjectMetadataList", "meta.k8s.io/v1")
     assert set(listed["items"][0]) == {"kind", "apiVersion", "metadata"}
 
@@ -115,69 +115,69 @@ async def test_partial_object_metadata() -> None:
 
 @pytest.mark.parametrize("query", ["", "&resourceVersion=0"], ids=["unset", "0"])
 async def test_a_watch_without_a_version_begins_with_all_objects(query: str) -> None:
-    shop = await shop_with("a", "b")
-    watch = shop.watch(f"{PODS}?watch=true{query}")
+    rig = await rig_with("a", "b")
+    watch = rig.watch(f"{PODS}?watch=true{query}")
     assert await watch.events(2) == [("ADDED", "a"), ("ADDED", "b")]
-    await shop.end("default/a")
+    await rig.end("default/a")
     assert await watch.events(1) == [("DELETED", "a")]
 
 
 async def test_a_watch_continues_after_the_list_and_resumes_after_a_disconnect() -> None:
-    shop = await shop_with("a")
-    watch = shop.watch(f"{PODS}?watch=1&resourceVersion={await shop.version(PODS)}")
-    await shop.run("b", 2, 1)
+    rig = await rig_with("a")
+    watch = rig.watch(f"{PODS}?watch=1&resourceVersion={await rig.version(PODS)}")
+    await rig.run("b", 2, 1)
     last = await watch.next()
     assert (last["type"], last["object"]["metadata"]["name"]) == ("ADDED", "b")
     await watch.close()
-    shop.rig.change("b", status={"phase": "Running"})
-    await shop.look()
-    await shop.end("default/a")
-    again = shop.watch(f"{PODS}?watch=1&resourceVersion={last['object']['metadata']['resourceVersion']}")
+    rig.scheduler.change("b", status={"phase": "Running"})
+    await rig.look()
+    await rig.end("default/a")
+    again = rig.watch(f"{PODS}?watch=1&resourceVersion={last['object']['metadata']['resourceVersion']}")
     assert await again.events(2) == [("MODIFIED", "b"), ("DELETED", "a")]
 
 
 @pytest.mark.parametrize("version", ["5", "nonsense", "1" * 5000], ids=["another-replicas", "no-number", "too-long"])
 async def test_a_foreign_version_is_expired_at_once(version: str) -> None:
-    shop = await shop_with("a")
+    rig = await rig_with("a")
     with pytest.raises(StatusError) as error:
-        shop.watch(f"{PODS}?watch=1&resourceVersion={version}")
+        rig.watch(f"{PODS}?watch=1&resourceVersion={version}")
     assert (error.value.code, error.value.reason) == (410, "Expired")
 
 
 async def test_a_version_of_another_replica_is_expired() -> None:
-    shop, other = await shop_with("a"), Shop(mark=8)
+    rig, other = await rig_with("a"), ProjectionRig(mark=8)
     with pytest.raises(StatusError):
-        shop.watch(f"{PODS}?watch=1&resourceVersion={await other.version(PODS)}")
+        rig.watch(f"{PODS}?watch=1&resourceVersion={await other.version(PODS)}")
 
 
 async def test_a_slow_watch_is_ended_and_never_misses_a_change() -> None:
-    shop = await shop_with("a", history=5)
-    watch = shop.watch(f"{PODS}?watch=1&resourceVersion={await shop.version(PODS)}")
-    shop.rig.change("a", status={"phase": "Running"})
-    await shop.look()
+    rig = await rig_with("a", history=5)
+    watch = rig.watch(f"{PODS}?watch=1&resourceVersion={await rig.version(PODS)}")
+    rig.scheduler.change("a", status={"phase": "Running"})
+    await rig.look()
     assert await watch.events(1) == [("MODIFIED", "a")]
     for number in range(8):
-        await shop.run(f"n{number}", 1, 1)
+        await rig.run(f"n{number}", 1, 1)
     (last,) = await watch.rest()
     assert (last["type"], last["object"]["code"], last["object"]["reason"]) == ("ERROR", 410, "Expired")
 
 
 async def test_initial_events_end_with_a_bookmark() -> None:
-    shop = await shop_with("a")
+    rig = await rig_with("a")
     query = "watch=1&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
-    watch = shop.watch(f"{PODS}?{query}")
+    watch = rig.watch(f"{PODS}?{query}")
     assert await watch.events(1) == [("ADDED", "a")]
     mark = await watch.next()
     assert (mark["type"], mark["object"]["kind"]) == ("BOOKMARK", "PodResource")
     metadata = mark["object"]["metadata"]
     assert metadata["annotations"] == {"k8s.io/initial-events-end": "true"}
-    assert metadata["resourceVersion"] == await shop.version(PODS)
+    assert metadata["resourceVersion"] == await rig.version(PODS)
 
 
 async def test_without_initial_events_only_changes_are_sent() -> None:
-    shop = await shop_with("a")
-    watch = shop.watch(f"{PODS}?watch=1&sendInitialEvents=false")
-    await shop.run("b", 2, 1)
+    rig = await rig_with("a")
+    watch = rig.watch(f"{PODS}?watch=1&sendInitialEvents=false")
+    await rig.run("b", 2, 1)
     assert await watch.events(1) == [("ADDED", "b")]
 
 
@@ -185,14 +185,14 @@ async def test_without_initial_events_only_changes_are_sent() -> None:
     ("query", "count"), [("&allowWatchBookmarks=true", 1), ("", 0)], ids=["requested", "not-requested"]
 )
 async def test_bookmarks_come_while_nothing_happens(query: str, count: int) -> None:
-    shop = await shop_with("a")
-    shop.handlers.bookmark = 0.001
-    version = await shop.version(PODS)
-    watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}{query}")
+    rig = await rig_with("a")
+    rig.handlers.bookmark = 0.001
+    version = await rig.version(PODS)
+    watch = rig.watch(f"{PODS}?watch=1&resourceVersion={version}{query}")
     async with asyncio.timeout(1):
         if count:
             assert (await watch.next())["object"]["metadata"]["resourceVersion"] == version
-        shop.projection.close_watches()
+        rig.projection.close_watches()
         rest = await watch.rest()
     assert all(event["type"] == "BOOKMARK" for event in rest)
     assert bool(rest) <= bool(count)
@@ -200,11 +200,11 @@ async def test_bookmarks_come_while_nothing_happens(query: str, count: int) -> N
 
 @pytest.mark.parametrize("query", ["", "&labelSelector=app=none"], ids=["events-for-all", "events-for-others"])
 async def test_bookmarks_come_while_much_happens(query: str) -> None:
-    shop = await shop_with("a")
-    shop.handlers.bookmark = 0.05
-    version = await shop.version(PODS)
-    watch = shop.watch(f"{PODS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}{query}")
-    busy = asyncio.create_task(keep_busy(shop))
+    rig = await rig_with("a")
+    rig.handlers.bookmark = 0.05
+    version = await rig.version(PODS)
+    watch = rig.watch(f"{PODS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}{query}")
+    busy = asyncio.create_task(keep_busy(rig))
     async with asyncio.timeout(2):
         while (event := await watch.next())["type"] != "BOOKMARK":
             pass
@@ -214,72 +214,72 @@ async def test_bookmarks_come_while_much_happens(query: str) -> None:
     await asyncio.gather(busy, return_exceptions=True)
 
 
-async def keep_busy(shop: Shop) -> None:
+async def keep_busy(rig: ProjectionRig) -> None:
     """No two changes are further apart than a bookmark."""
     for number in range(1000):
-        shop.rig.change("a", status={"phase": ("Running", "Pending")[number % 2]})
-        await shop.look()
+        rig.scheduler.change("a", status={"phase": ("Running", "Pending")[number % 2]})
+        await rig.look()
         await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize(("seconds", "stops"), [(1, False), (60, True)], ids=["by-its-time", "because-we-stop"])
 async def test_a_watch_ends_although_it_never_catches_up(seconds: int, stops: bool) -> None:
-    shop = await shop_with("a")
-    watch = shop.watch(f"{PODS}?watch=1&timeoutSeconds={seconds}&resourceVersion={await shop.version(PODS)}")
+    rig = await rig_with("a")
+    watch = rig.watch(f"{PODS}?watch=1&timeoutSeconds={seconds}&resourceVersion={await rig.version(PODS)}")
 
-    async def breath() -> None:
+    async def yield_to_others() -> None:
         """While one chunk is written, the next changes arrive."""
-        shop.rig.change("a", metadata={"labels": {"n": str(shop.projection.pods.version)}})
-        await shop.look()
+        rig.scheduler.change("a", metadata={"labels": {"n": str(rig.projection.pods.version)}})
+        await rig.look()
         if stops:
-            shop.projection.close_watches()
+            rig.projection.close_watches()
         await asyncio.sleep(0.01)
 
-    shop.handlers._yield_to_loop = breath
-    await breath()
+    rig.handlers._yield_to_loop = yield_to_others
+    await yield_to_others()
     async with asyncio.timeout(3):
         assert bool(await watch.rest()) is not stops
 
 
 async def test_a_watch_that_resumes_far_behind_lets_other_tasks_run() -> None:
-    shop = await shop_with("a")
-    version = await shop.version(PODS)
+    rig = await rig_with("a")
+    version = await rig.version(PODS)
     for number in range(250):
-        shop.projection.pods.put(("default", f"p{number:03}"), str(number), {"metadata": {"name": f"p{number:03}"}})
+        rig.projection.pods.put(("default", f"p{number:03}"), str(number), {"metadata": {"name": f"p{number:03}"}})
     turns = 0
 
-    async def breath() -> None:
+    async def yield_to_others() -> None:
         nonlocal turns
         turns += 1
 
-    shop.handlers._yield_to_loop = breath
-    watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}&labelSelector=app=none&timeoutSeconds=1")
+    rig.handlers._yield_to_loop = yield_to_others
+    watch = rig.watch(f"{PODS}?watch=1&resourceVersion={version}&labelSelector=app=none&timeoutSeconds=1")
     assert await watch.rest() == []
     assert turns == 3
 
 
 async def test_a_watch_ends_after_its_timeout() -> None:
-    shop = await shop_with("a")
-    watch = shop.watch(f"{PODS}?watch=1&timeoutSeconds=1")
+    rig = await rig_with("a")
+    watch = rig.watch(f"{PODS}?watch=1&timeoutSeconds=1")
     began = asyncio.get_running_loop().time()
     assert [event["type"] for event in await watch.rest()] == ["ADDED"]
     assert 0.9 < asyncio.get_running_loop().time() - began < 5
 
 
 async def test_selectors_turn_changes_into_added_and_deleted_events() -> None:
-    shop = await shop_with("a")
-    version = await shop.version(PODS)
-    watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}&fieldSelector=status.phase=Running")
-    shop.rig.change("a", status={"phase": "Running"})
-    await shop.look()
-    shop.rig.change("a", status={"phase": "Pending"})
-    await shop.look()
+    rig = await rig_with("a")
+    version = await rig.version(PODS)
+    watch = rig.watch(f"{PODS}?watch=1&resourceVersion={version}&fieldSelector=status.phase=Running")
+    rig.scheduler.change("a", status={"phase": "Running"})
+    await rig.look()
+    rig.scheduler.change("a", status={"phase": "Pending"})
+    await rig.look()
     assert await watch.events(2) == [("ADDED", "a"), ("DELETED", "a")]
 
 
 async def test_a_watched_table_has_one_row_per_event() -> None:
-    shop = await shop_with("a")
-    watch = shop.watch(f"{PODS}?watch=1", TABLE)
+    rig = await rig_with("a")
+    watch = rig.watch(f"{PODS}?watch=1", TABLE)
     event = await watch.next()
     assert (event["type"], event["object"]["kind"]) == ("ADDED", "Table")
     assert [row["cells"][0] for row in event["object"]["rows"]] == ["a"]
@@ -290,8 +290,8 @@ async def test_a_watched_table_has_one_row_per_event() -> None:
 
 
 async def test_the_stream_of_v0_1() -> None:
-    shop = await shop_with("a")
-    watch = shop.watch(f"{PODS}?watch=true&events=v0.1")
+    rig = await rig_with("a")
+    watch = rig.watch(f"{PODS}?watch=true&events=v0.1")
     first = await watch.next()
     assert set(first) == {"Type", "Object"}
     assert (first["Type"], first["Object"]["apiVersion"], first["Object"]["kind"]) == (
@@ -299,10 +299,10 @@ async def test_the_stream_of_v0_1() -> None:
         "v1alpha1",
         "PodResource",
     )
-    shop.rig.change("a", status={"phase": "Running"})
-    await shop.look()
+    rig.scheduler.change("a", status={"phase": "Running"})
+    await rig.look()
     assert (await watch.next())["Type"] == "SYNCED"
-    await shop.end("default/a")
+    await rig.end("default/a")
     last = await watch.next()
     assert last["Type"] == "DELETED"
     assert last["Object"]["spec"] == {"pod_name": "a", "pod_namespace": "default"}
@@ -310,16 +310,16 @@ async def test_the_stream_of_v0_1() -> None:
 
 @pytest.mark.parametrize(("path", "kind"), [("gpupods", "GpuPod"), ("gpunodes", "GpuNode")])
 async def test_the_stream_of_v0_2(path: str, kind: str) -> None:
-    shop = await shop_with("a")
-    first = await shop.watch(f"{OLD_ROOT}/{path}?watch=true").next()
+    rig = await rig_with("a")
+    first = await rig.watch(f"{OLD_ROOT}/{path}?watch=true").next()
     assert set(first) == {"Type", kind}
     assert first["Type"] == "SYNCED"
 
 
 async def test_the_old_stream_just_ends_for_a_slow_watch() -> None:
-    shop = await shop_with("a", history=3)
-    watch = shop.watch(f"{PODS}?watch=true&events=v0.1")
+    rig = await rig_with("a", history=3)
+    watch = rig.watch(f"{PODS}?watch=true&events=v0.1")
     await watch.next()
     for number in range(8):
-        await shop.run(f"n{number}", 1, 1)
+        await rig.run(f"n{number}", 1, 1)
     assert await watch.rest() == []

@@ -9,18 +9,18 @@ from gputile.kube.api import Json
 from gputile.metrics_api.objects import brand
 from gputile.model.usage import CardUsage
 from gputile.testing.builders import node
-from tests.metrics_api.rig import OLD_ROOT, ROOT, TABLE, Shop, held
+from tests.metrics_api.rig import OLD_ROOT, ROOT, TABLE, ProjectionRig, held
 
 
-async def shown(shop: Shop, path: str) -> Json:
-    await shop.look()
-    return shop.get(f"{ROOT}/{path}")
+async def shown(rig: ProjectionRig, path: str) -> Json:
+    await rig.look()
+    return rig.get(f"{ROOT}/{path}")
 
 
 async def test_a_node_has_all_the_fields_of_v0_1() -> None:
-    shop = Shop(node("n1").card("Tesla T4", 16, pci="0000:3b:00.0").card("A100", 40))
-    await shop.run("web", 8)
-    body = shop.get(f"{ROOT}/gpuinfos/n1")
+    rig = ProjectionRig(node("n1").card("Tesla T4", 16, pci="0000:3b:00.0").card("A100", 40))
+    await rig.run("web", 8)
+    body = rig.get(f"{ROOT}/gpuinfos/n1")
     card = {
         "device_id": "GPU-n1-0",
         "device_brand": "BRAND_TESLA",
@@ -41,9 +41,9 @@ async def test_a_node_has_all_the_fields_of_v0_1() -> None:
 
 
 async def test_a_pod_has_all_the_fields_of_v0_1_and_its_allocation() -> None:
-    shop = Shop()
-    await shop.run("web", 8, labels={"app": "web"})
-    body = shop.get(f"{ROOT}/namespaces/default/podresources/web")
+    rig = ProjectionRig()
+    await rig.run("web", 8, labels={"app": "web"})
+    body = rig.get(f"{ROOT}/namespaces/default/podresources/web")
     (container,) = body["spec"]["containers_device"]
     (tile,) = container["device_info"]
     assert (body["spec"]["pod_name"], body["spec"]["pod_namespace"]) == ("web", "default")
@@ -57,27 +57,27 @@ async def test_a_pod_has_all_the_fields_of_v0_1_and_its_allocation() -> None:
 
 
 async def test_usage_is_shown_where_the_agent_reports_it() -> None:
-    shop = Shop()
-    await shop.run("web")
-    before = await shop.version(f"{ROOT}/podresources")
+    rig = ProjectionRig()
+    await rig.run("web")
+    before = await rig.version(f"{ROOT}/podresources")
     usage = write_usage({"uid-web": {"c0": {"GPU-n1-0": CardUsage(5), "GPU-n1-1": CardUsage()}}}, ["GPU-n1-0"])
     for renewed in ("2023-11-14T22:13:18Z", "2023-11-14T22:13:21Z"):  # a Lease that was never renewed may be stale
-        shop.rig.api.add_lease("n1", {USE: usage}, holderIdentity="n1", leaseDurationSeconds=9, renewTime=renewed)
-        await shop.look()
-    body = shop.get(f"{ROOT}/namespaces/default/podresources/web")
+        rig.scheduler.api.add_lease("n1", {USE: usage}, holderIdentity="n1", leaseDurationSeconds=9, renewTime=renewed)
+        await rig.look()
+    body = rig.get(f"{ROOT}/namespaces/default/podresources/web")
     assert body["spec"]["containers_device"][0]["device_info"][0]["use"] == {"memory": 5}
-    table = shop.get(f"{ROOT}/namespaces/default/podresources/web", TABLE)
+    table = rig.get(f"{ROOT}/namespaces/default/podresources/web", TABLE)
     assert "5Mi" in table["rows"][0]["cells"]
-    await shop.look()
-    assert await shop.version(f"{ROOT}/podresources") == before, (
+    await rig.look()
+    assert await rig.version(f"{ROOT}/podresources") == before, (
         "usage changes all the time; it is shown, and causes no event"
     )
 
 
 async def test_v0_2_has_its_own_names() -> None:
-    shop = Shop()
-    await shop.run("web")
-    pod, info = shop.get(f"{OLD_ROOT}/namespaces/default/gpupods/default-web"), shop.get(f"{OLD_ROOT}/gpunodes/n1")
+    rig = ProjectionRig()
+    await rig.run("web")
+    pod, info = rig.get(f"{OLD_ROOT}/namespaces/default/gpupods/default-web"), rig.get(f"{OLD_ROOT}/gpunodes/n1")
     assert pod["metadata"]["labels"]["nvidia-gpu-scheduler.node"] == "n1"
     assert (pod["kind"], pod["spec"]["node_name"]) == ("GpuPod", "n1")
     assert (info["kind"], info["spec"]["device_busy"]) == ("GpuNode", ["GPU-n1-0"])
@@ -87,117 +87,117 @@ async def test_v0_2_has_its_own_names() -> None:
 
 
 async def test_pods_are_shown_from_grant_to_end() -> None:
-    shop = Shop()
-    await shop.run("web")
-    assert await shop.names(f"{ROOT}/podresources") == ["web"]
-    shop.rig.change("web", status={"phase": "Running"})
-    await shop.look()
-    assert shop.get(f"{ROOT}/namespaces/default/podresources/web")["status"]["phase"] == "Running"
-    shop.rig.change("web", status={"phase": "Succeeded"})
-    await shop.look()
-    assert await shop.names(f"{ROOT}/podresources") == []
-    assert shop.get(f"{ROOT}/gpuinfos/n1")["spec"]["device_busy"] == []
+    rig = ProjectionRig()
+    await rig.run("web")
+    assert await rig.names(f"{ROOT}/podresources") == ["web"]
+    rig.scheduler.change("web", status={"phase": "Running"})
+    await rig.look()
+    assert rig.get(f"{ROOT}/namespaces/default/podresources/web")["status"]["phase"] == "Running"
+    rig.scheduler.change("web", status={"phase": "Succeeded"})
+    await rig.look()
+    assert await rig.names(f"{ROOT}/podresources") == []
+    assert rig.get(f"{ROOT}/gpuinfos/n1")["spec"]["device_busy"] == []
 
 
 async def test_pods_and_nodes_without_cards_are_not_shown() -> None:
-    shop = Shop(node("n1").cards(1), node("cpu-only"))
-    shop.rig.arrive({"cpu": 1}, name="plain", on="n1")
-    shop.rig.arrive({"gputile.io/gpu": 1}, name="waits")
-    shop.projection.all_changed()
-    await shop.look()
-    assert await shop.names(f"{ROOT}/podresources") == []
-    assert await shop.names(f"{ROOT}/gpuinfos") == ["n1"]
+    rig = ProjectionRig(node("n1").cards(1), node("cpu-only"))
+    rig.scheduler.arrive({"cpu": 1}, name="plain", on="n1")
+    rig.scheduler.arrive({"gputile.io/gpu": 1}, name="pending")
+    rig.projection.all_changed()
+    await rig.look()
+    assert await rig.names(f"{ROOT}/podresources") == []
+    assert await rig.names(f"{ROOT}/gpuinfos") == ["n1"]
 
 
 async def test_a_pod_of_the_same_name_is_another_pod() -> None:
-    shop = Shop()
-    await shop.run("web")
-    watch = shop.watch(f"{ROOT}/podresources?resourceVersion={await shop.version(f'{ROOT}/podresources')}&watch=1")
-    shop.rig.api.delete_pod("default/web")
-    shop.rig.api.add_pod(held("web", uid="uid-later"))
-    await shop.look()
+    rig = ProjectionRig()
+    await rig.run("web")
+    watch = rig.watch(f"{ROOT}/podresources?resourceVersion={await rig.version(f'{ROOT}/podresources')}&watch=1")
+    rig.scheduler.api.delete_pod("default/web")
+    rig.scheduler.api.add_pod(held("web", uid="uid-later"))
+    await rig.look()
     assert await watch.events(2) == [("DELETED", "web"), ("ADDED", "web")]
-    assert shop.get(f"{ROOT}/namespaces/default/podresources/web")["metadata"]["uid"] == "uid-later"
+    assert rig.get(f"{ROOT}/namespaces/default/podresources/web")["metadata"]["uid"] == "uid-later"
 
 
 async def test_a_deleted_node_and_an_unhealthy_card() -> None:
-    shop = Shop()
-    await shop.look()
-    shop.rig.api.add_node(node("n2").cards(1, healthy=False, reason="XID 79").manifest())
-    await shop.look()
-    (card,) = shop.get(f"{ROOT}/gpuinfos/n2")["status"]["cards"]
+    rig = ProjectionRig()
+    await rig.look()
+    rig.scheduler.api.add_node(node("n2").cards(1, healthy=False, reason="XID 79").manifest())
+    await rig.look()
+    (card,) = rig.get(f"{ROOT}/gpuinfos/n2")["status"]["cards"]
     assert (card["healthy"], card["reason"]) == (False, "XID 79")
-    shop.rig.api.delete_node("n2")
-    await shop.look()
-    assert await shop.names(f"{ROOT}/gpuinfos") == ["n1"]
+    rig.scheduler.api.delete_node("n2")
+    await rig.look()
+    assert await rig.names(f"{ROOT}/gpuinfos") == ["n1"]
 
 
 async def test_the_agents_liveness_is_the_nodes_health() -> None:
-    shop = Shop()
-    shop.rig.api.add_lease("n1", holderIdentity="n1", leaseDurationSeconds=9, renewTime="2023-11-14T22:13:18.5Z")
-    status = (await shown(shop, "gpuinfos/n1"))["status"]
+    rig = ProjectionRig()
+    rig.scheduler.api.add_lease("n1", holderIdentity="n1", leaseDurationSeconds=9, renewTime="2023-11-14T22:13:18.5Z")
+    status = (await shown(rig, "gpuinfos/n1"))["status"]
     assert (status["node_health"], status["node_last_health_time"]) == ("True", "2023-11-14T22:13:18.5Z")
-    shop.now += 60
-    shop.rig.wait(10)
-    shop.projection.touched(["n1"])
-    status = (await shown(shop, "gpuinfos/n1"))["status"]
+    rig.now += 60
+    rig.scheduler.wait(10)
+    rig.projection.touched(["n1"])
+    status = (await shown(rig, "gpuinfos/n1"))["status"]
     assert status["node_health"] == "False"
     assert status["node_last_transition_time"].startswith("2023-11-14T22:14:20")
-    shop.rig.api.add_lease("n1", renewTime="2023-11-14T22:14:30Z")
-    assert (await shown(shop, "gpuinfos/n1"))["status"]["node_health"] == "True"
+    rig.scheduler.api.add_lease("n1", renewTime="2023-11-14T22:14:30Z")
+    assert (await shown(rig, "gpuinfos/n1"))["status"]["node_health"] == "True"
 
 
 async def test_a_heartbeat_alone_is_shown_and_causes_no_event() -> None:
-    shop = Shop()
-    shop.rig.api.add_lease("n1", holderIdentity="n1", leaseDurationSeconds=9, renewTime="2023-11-14T22:13:18Z")
-    await shop.look()
-    before = await shop.version(f"{ROOT}/gpuinfos")
-    shop.rig.api.add_lease("n1", renewTime="2023-11-14T22:13:21Z")
-    status = (await shown(shop, "gpuinfos/n1"))["status"]
+    rig = ProjectionRig()
+    rig.scheduler.api.add_lease("n1", holderIdentity="n1", leaseDurationSeconds=9, renewTime="2023-11-14T22:13:18Z")
+    await rig.look()
+    before = await rig.version(f"{ROOT}/gpuinfos")
+    rig.scheduler.api.add_lease("n1", renewTime="2023-11-14T22:13:21Z")
+    status = (await shown(rig, "gpuinfos/n1"))["status"]
     assert status["node_last_health_time"] == "2023-11-14T22:13:21Z"
-    assert await shop.version(f"{ROOT}/gpuinfos") == before
+    assert await rig.version(f"{ROOT}/gpuinfos") == before
 
 
 async def test_a_list_repairs_what_the_watch_missed() -> None:
-    shop = Shop(pods=(held("stays"), held("goes", 4, 1)))
-    await shop.look()
-    del shop.rig.api.pods["default/goes"]
-    shop.rig.relist()
-    shop.projection.all_changed()
-    await shop.look()
-    assert await shop.names(f"{ROOT}/podresources") == ["stays"]
+    rig = ProjectionRig(pods=(held("stays"), held("goes", 4, 1)))
+    await rig.look()
+    del rig.scheduler.api.pods["default/goes"]
+    rig.scheduler.relist()
+    rig.projection.all_changed()
+    await rig.look()
+    assert await rig.names(f"{ROOT}/podresources") == ["stays"]
 
 
 async def test_it_is_complete_after_the_first_refresh_that_began_when_nodes_and_pods_were_listed() -> None:
-    shop = Shop(pods=(held("web"),))
-    await shop.look()
-    complete = [shop.projection.is_complete]  # the nodes are listed, the pods not yet
-    shop.projection.all_changed(is_last=True)
-    complete.append(shop.projection.is_complete)
-    await shop.projection.refresh()
-    complete.append(shop.projection.is_complete)
-    shop.projection.all_changed()
-    complete.append(shop.projection.is_complete)  # later changes arrive as events
+    rig = ProjectionRig(pods=(held("web"),))
+    await rig.look()
+    complete = [rig.projection.is_complete]  # the nodes are listed, the pods not yet
+    rig.projection.all_changed(is_last=True)
+    complete.append(rig.projection.is_complete)
+    await rig.projection.refresh()
+    complete.append(rig.projection.is_complete)
+    rig.projection.all_changed()
+    complete.append(rig.projection.is_complete)  # later changes arrive as events
     assert complete == [False, False, True, True]
 
 
 async def test_a_refresh_that_began_before_the_pods_were_listed_does_not_make_it_complete() -> None:
-    shop = Shop(*(node(f"n{number:03}").cards(1) for number in range(60)))
-    looking = asyncio.create_task(shop.projection.refresh())
+    rig = ProjectionRig(*(node(f"n{number:03}").cards(1) for number in range(60)))
+    looking = asyncio.create_task(rig.projection.refresh())
     await asyncio.sleep(0)
     assert not looking.done()
-    shop.projection.all_changed(is_last=True)
+    rig.projection.all_changed(is_last=True)
     await looking
-    complete = [shop.projection.is_complete]
-    await shop.projection.refresh()
-    assert [*complete, shop.projection.is_complete] == [False, True]
+    complete = [rig.projection.is_complete]
+    await rig.projection.refresh()
+    assert [*complete, rig.projection.is_complete] == [False, True]
 
 
 async def test_the_projection_refreshes_by_itself() -> None:
-    shop = Shop()
-    running = asyncio.create_task(shop.projection.run())
+    rig = ProjectionRig()
+    running = asyncio.create_task(rig.projection.run())
     async with asyncio.timeout(2):
-        while not len(shop.projection.nodes):
+        while not len(rig.projection.nodes):
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -55,8 +55,8 @@ def test_request_info_of_paths(path: str, want: RequestInfo | None) -> None:
     ],
 )
 def test_verbs(path: str, want: tuple[str, str, str]) -> None:
-    found = ask(f"{ROOT}/{path}")
-    assert (found.verb, found.namespace, found.name) == want
+    info = ask(f"{ROOT}/{path}")
+    assert (info.verb, info.namespace, info.name) == want
 
 
 @pytest.mark.parametrize(

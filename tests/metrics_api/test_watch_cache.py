@@ -97,8 +97,8 @@ async def test_no_change_is_missed_between_reading_and_waiting() -> None:
     put(collection, "a")
     async with asyncio.timeout(1):
         await news()
-    waits = asyncio.ensure_future(collection.news())
+    waiting = asyncio.ensure_future(collection.news())
     await asyncio.sleep(0)
-    assert not waits.done()
+    assert not waiting.done()
     collection.close_watches()
-    await waits
+    await waiting

@@ -103,7 +103,7 @@ TILES = st.lists(st.builds(Tile, st.sampled_from("ab"), st.just(0), st.integers(
 @given(st.lists(st.tuples(st.sampled_from(Role), TILES), max_size=7))
 def test_what_is_held_is_what_the_phases_define(containers: list[tuple[Role, list[Tile]]]) -> None:
     """In one pass: a pod may have thousands of sidecars before thousands of init containers."""
-    found = grant(*containers)
+    granted = grant(*containers)
     alive = phases([role for role, _ in containers])
     held: dict[str, list[tuple[int, int, int]]] = {}
     for phase in range(len(containers) + 1):
@@ -112,4 +112,4 @@ def test_what_is_held_is_what_the_phases_define(containers: list[tuple[Role, lis
             mine = [tile for tile in there if tile.uuid == uuid]
             sums = sum(tile.memory for tile in mine), sum(tile.cores for tile in mine), len(mine)
             held.setdefault(uuid, []).append(sums)
-    assert found.uses() == {uuid: Use(*map(max, zip(*sums, strict=True))) for uuid, sums in held.items()}
+    assert granted.uses() == {uuid: Use(*map(max, zip(*sums, strict=True))) for uuid, sums in held.items()}

@@ -57,7 +57,7 @@ def test_what_a_namespace_may_hold(
     assert overrun(limits, held, more) == want
 
 
-def test_the_sentence_says_who_holds_what() -> None:
+def test_the_sentence_names_the_namespace_and_what_it_holds() -> None:
     assert Overrun("A100", "cards", 400, 50, 400).sentence("team-a") == (
         "team-a holds 4 of 4 A100; this pod needs 0.5 more"
     )

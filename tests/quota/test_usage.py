@@ -1,4 +1,4 @@
-"""What namespaces hold of their quotas, under random events: the state machine of `test_nominations`, with quotas.
+"""What namespaces hold of their quotas, under random events: the machine of `test_ledger_invariants`, with quotas.
 
 Bugs that it caught, each alone: `_release` without the refund; `_node_seen` that does not charge again; `_write`
 without `beyond_quota`; `objection` that counts the pod's own reservation twice; `QuotasSet` that ignores nominations.
@@ -32,7 +32,7 @@ from gputile.model.requests import PodRequest
 from gputile.quota.arithmetic import cost_of
 from gputile.testing.builders import ask, node, wants
 from tests.effort import EFFORT
-from tests.ledger.test_nominations import Cluster
+from tests.ledger.test_ledger_invariants import Cluster
 
 LIMITS = st.sampled_from(
     [
@@ -45,7 +45,7 @@ LIMITS = st.sampled_from(
 )
 
 
-class Rationed(Cluster):
+class ClusterWithQuotas(Cluster):
     """Two teams whose quotas are edited while everything else happens."""
 
     def __init__(self) -> None:
@@ -113,8 +113,8 @@ def team(pod: str) -> str:
     return f"team-{int(pod[1:]) % 2}"
 
 
-Rationed.TestCase.settings = settings(max_examples=100 * EFFORT, stateful_step_count=25)
-TestRationed = Rationed.TestCase
+ClusterWithQuotas.TestCase.settings = settings(max_examples=100 * EFFORT, stateful_step_count=25)
+TestRationed = ClusterWithQuotas.TestCase
 
 
 # ---- one by one -----------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ ONE = wants(ask(whole=True))
 
 
 @pytest.mark.parametrize(
-    ("quota", "asked", "want"),
+    ("quota", "request_", "want"),
     [
         pytest.param(Quota((Limit(model="*", cards=400),)), ONE, [], id="the-quota-allows-it"),
         pytest.param(Quota((Limit(model="A100", cards=100),)), ONE, ["team-a holds 1 of 1 A100; this pod needs 1 more"],
@@ -234,11 +234,11 @@ ONE = wants(ask(whole=True))
             "team-a holds 1000 of 1050 MiB of GPUs of any model; this pod needs 60 more"], id="memory"),
     ],
 )  # fmt: skip
-def test_why_quota_keeps_a_pod_pending(quota: Quota, asked: PodRequest, want: list[str]) -> None:
+def test_why_quota_keeps_a_pod_pending(quota: Quota, request_: PodRequest, want: list[str]) -> None:
     ledger = ledger_with(quota)
     ledger.handle(Confirmed(whole(ledger, "p1")))
     advice = ["wait until a pod of team-a ends, or raise its quota"] if want else []
-    assert ledger.quota_usage.objections("team-a", asked) == [*want, *advice]
+    assert ledger.quota_usage.objections("team-a", request_) == [*want, *advice]
 
 
 def test_a_request_without_quota_stays_the_same_object() -> None:

@@ -58,14 +58,14 @@ class Clock:
         await asyncio.sleep(0)
 
 
-class Lands(msgspec.Struct, frozen=True):
+class LostResponse(msgspec.Struct, frozen=True):
     """A step of the script: the write succeeds, and its answer gets lost."""
 
     error: Exception = OutcomeUnknown("connection reset")
 
 
 T = TypeVar("T")
-Step = Exception | Lands | Callable[[], Any] | None
+Step = Exception | LostResponse | Callable[[], Any] | None
 
 
 class ScriptedApi(MemoryApi):
@@ -89,9 +89,9 @@ class ScriptedApi(MemoryApi):
         super().__init__(nodes, pods)
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
-        lands = await self._play("pod")
+        lost = await self._play("pod")
         live = await super().pod(namespace, name)
-        return await self._answer(live, lands)
+        return await self._answer(live, lost)
 
     async def list_pods(self) -> tuple[Pod, ...]:
         pods = await super().list_pods()
@@ -100,9 +100,9 @@ class ScriptedApi(MemoryApi):
     async def bind(self, binding: Binding, timeout: float) -> None:
         self.bindings.append(binding)
         self.timeouts.append(timeout)
-        lands = await self._play("bind")
+        lost = await self._play("bind")
         await super().bind(binding, timeout)
-        await self._answer(None, lands)
+        await self._answer(None, lost)
 
     async def patch_pod(
         self,
@@ -117,15 +117,15 @@ class ScriptedApi(MemoryApi):
         timeout: float | None = None,
     ) -> None:
         self.patches.append((f"{namespace}/{name}", annotations, labels))
-        lands = await self._play("patch_pod")
+        lost = await self._play("patch_pod")
         await super().patch_pod(
             namespace, name, uid, annotations, labels, version=version, nominate=nominate, timeout=timeout
         )
-        await self._answer(None, lands)
+        await self._answer(None, lost)
 
     async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
         """The pod becomes terminating; with `at_once` it is gone too, otherwise when the test deletes it."""
-        lands = await self._play("evict")
+        lost = await self._play("evict")
         evicted = self._get_pod(namespace, name, uid)
         self.evicted.append(f"{namespace}/{name}")
         if self.at_once:
@@ -133,18 +133,18 @@ class ScriptedApi(MemoryApi):
         else:
             evicted["metadata"]["deletionTimestamp"] = "2023-11-14T22:13:50Z"  # the rig's time and a grace period
             self._notify("Pod", "MODIFIED", evicted)
-        await self._answer(None, lands)
+        await self._answer(None, lost)
 
     async def budgets(self) -> tuple[DisruptionBudget, ...]:
-        lands = await self._play("budgets")
-        return await self._answer(msgspec.convert(self.guards, tuple[DisruptionBudget, ...]), lands)
+        lost = await self._play("budgets")
+        return await self._answer(msgspec.convert(self.guards, tuple[DisruptionBudget, ...]), lost)
 
     async def note(self, note: KubeEvent) -> None:
-        lands = await self._play("note")
+        lost = await self._play("note")
         await super().note(note)
-        await self._answer(None, lands)
+        await self._answer(None, lost)
 
-    async def _play(self, call: str) -> Lands | None:
+    async def _play(self, call: str) -> LostResponse | None:
         self.calls.append(call)
         if call in self.gates:
             await self.gates[call].wait()
@@ -153,15 +153,15 @@ class ScriptedApi(MemoryApi):
         step = steps.pop(0)
         if isinstance(step, Exception):
             raise step
-        if step is None or isinstance(step, Lands):
+        if step is None or isinstance(step, LostResponse):
             return step
         step()
         return None
 
-    async def _answer(self, answer: T, lands: Lands | None) -> T:
+    async def _answer(self, answer: T, lost: LostResponse | None) -> T:
         await self._travel()
-        if lands is not None:
-            raise lands.error
+        if lost is not None:
+            raise lost.error
         return answer
 
     async def _travel(self) -> None:
@@ -337,4 +337,4 @@ def bind_args(name: str = "web-0", node: str = "n1", *, uid: str | None = None) 
 
 
 def refused(status: int, retry_after: float | None = None) -> ApiRejected:
-    return ApiRejected(status, "Reason", f"the server said {status}", retry_after=retry_after)
+    return ApiRejected(status, "Reason", f"the server returned {status}", retry_after=retry_after)

@@ -29,7 +29,7 @@ def lease(name: str, renewed: str, duration: int | None = 10, holder: str | None
     return AgentLease(metadata, LeaseRenewal(name if holder is None else holder, duration, renewed))
 
 
-class Ward:
+class AgentsRig:
     """Agents, a clock, and a check once a second."""
 
     def __init__(self) -> None:
@@ -57,170 +57,170 @@ class Ward:
 
 class TestWhichAgentsAreStale:
     def test_after_the_lease_duration_and_not_sooner(self) -> None:
-        ward = Ward()
-        ward.renew("n1", duration=7)
-        assert ward.wait(6) == []
-        assert ward.wait(1) == ["n1"]
-        assert ward.stale("n1") == ["n1"]
-        assert ward.wait(20) == [], "it is returned once"
+        rig = AgentsRig()
+        rig.renew("n1", duration=7)
+        assert rig.wait(6) == []
+        assert rig.wait(1) == ["n1"]
+        assert rig.stale("n1") == ["n1"]
+        assert rig.wait(20) == [], "it is returned once"
 
     def test_each_by_its_own_duration(self) -> None:
-        ward = Ward()
-        ward.renew("n1", duration=5)
-        ward.renew("n2", duration=9)
-        assert (ward.wait(5), ward.wait(3), ward.wait(1)) == (["n1"], [], ["n2"])
+        rig = AgentsRig()
+        rig.renew("n1", duration=5)
+        rig.renew("n2", duration=9)
+        assert (rig.wait(5), rig.wait(3), rig.wait(1)) == (["n1"], [], ["n2"])
 
     @pytest.mark.parametrize("duration", [None, 0, -1])
     def test_a_lease_without_a_duration(self, duration: int | None) -> None:
-        ward = Ward()
-        ward.renew("n1", duration=duration)
-        assert (ward.wait(DEFAULT_DURATION - 1), ward.wait(1)) == ([], ["n1"])
+        rig = AgentsRig()
+        rig.renew("n1", duration=duration)
+        assert (rig.wait(DEFAULT_DURATION - 1), rig.wait(1)) == ([], ["n1"])
 
     def test_an_agent_that_renews_is_not_stale(self) -> None:
-        ward = Ward()
-        assert ward.renew("n1") == ["n1"]
-        assert ward.wait(60, "n1") == []
+        rig = AgentsRig()
+        assert rig.renew("n1") == ["n1"]
+        assert rig.wait(60, "n1") == []
 
     def test_a_renewal_evaluates_no_node_again(self) -> None:
-        ward = Ward()
-        ward.renew("n1")
-        assert ward.renew("n1") == []
+        rig = AgentsRig()
+        rig.renew("n1")
+        assert rig.renew("n1") == []
 
     def test_it_is_alive_again_with_the_next_renewal(self) -> None:
-        ward = Ward()
-        ward.renew("n1")
-        ward.wait(11)
-        assert ward.renew("n1") == ["n1"]
-        assert ward.stale("n1") == []
-        assert ward.wait(10) == ["n1"], "and may become stale again"
+        rig = AgentsRig()
+        rig.renew("n1")
+        rig.wait(11)
+        assert rig.renew("n1") == ["n1"]
+        assert rig.stale("n1") == []
+        assert rig.wait(10) == ["n1"], "and may become stale again"
 
     def test_a_lease_that_another_client_changed_was_not_renewed(self) -> None:
-        ward = Ward()
-        ward.agents.changed(lease("n1", "1"))
-        ward.wait(6)
-        assert ward.agents.changed(lease("n1", "1")) == []
-        assert ward.wait(4) == ["n1"]
+        rig = AgentsRig()
+        rig.agents.changed(lease("n1", "1"))
+        rig.wait(6)
+        assert rig.agents.changed(lease("n1", "1")) == []
+        assert rig.wait(4) == ["n1"]
 
     @pytest.mark.parametrize("renewed", ["1970-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z", "yesterday"])
     def test_the_agents_clock_is_not_trusted(self, renewed: str) -> None:
-        ward = Ward()
-        ward.agents.changed(lease("n1", renewed))
-        assert (ward.wait(9), ward.wait(1)) == ([], ["n1"])
+        rig = AgentsRig()
+        rig.agents.changed(lease("n1", renewed))
+        assert (rig.wait(9), rig.wait(1)) == ([], ["n1"])
 
     def test_a_node_without_a_lease_is_never_stale(self) -> None:
-        ward = Ward()
-        assert ward.wait(100) == []
-        assert ward.stale("n1") == []
-        assert "n1" not in ward.agents
+        rig = AgentsRig()
+        assert rig.wait(100) == []
+        assert rig.stale("n1") == []
+        assert "n1" not in rig.agents
 
 
 class TestRelease:
     @pytest.mark.parametrize("beat", [LeaseRenewal("", 10, "2"), LeaseRenewal(None, 10, "2"), LeaseRenewal("", 1, "1")])
     def test_an_agent_that_releases_its_lease_is_stale_at_once(self, beat: LeaseRenewal) -> None:
-        ward = Ward()
-        ward.renew("n1")
-        assert ward.agents.changed(AgentLease(LeaseMetadata("n1"), beat)) == ["n1"]
-        assert ward.stale("n1") == ["n1"]
-        assert ward.renew("n1") == ["n1"]
-        assert ward.stale("n1") == []
+        rig = AgentsRig()
+        rig.renew("n1")
+        assert rig.agents.changed(AgentLease(LeaseMetadata("n1"), beat)) == ["n1"]
+        assert rig.stale("n1") == ["n1"]
+        assert rig.renew("n1") == ["n1"]
+        assert rig.stale("n1") == []
 
     def test_a_lease_that_was_never_held(self) -> None:
-        ward = Ward()
-        assert ward.agents.changed(AgentLease(LeaseMetadata("n1"))) == ["n1"]
-        assert ward.stale("n1") == ["n1"]
+        rig = AgentsRig()
+        assert rig.agents.changed(AgentLease(LeaseMetadata("n1"))) == ["n1"]
+        assert rig.stale("n1") == ["n1"]
 
     def test_without_its_lease_a_node_is_not_stale(self) -> None:
-        ward = Ward()
-        ward.renew("n1")
-        ward.wait(10)
-        assert ward.agents.changed(lease("n1", "9"), deleted=True) == ["n1"]
-        assert ward.stale("n1") == []
-        assert ward.agents.changed(lease("n1", "9"), deleted=True) == []
+        rig = AgentsRig()
+        rig.renew("n1")
+        rig.wait(10)
+        assert rig.agents.changed(lease("n1", "9"), deleted=True) == ["n1"]
+        assert rig.stale("n1") == []
+        assert rig.agents.changed(lease("n1", "9"), deleted=True) == []
 
 
 class TestLists:
     def test_a_list_shows_all_leases(self) -> None:
-        ward = Ward()
-        ward.renew("n1", "n2")
-        assert sorted(ward.agents.listed([lease("n2", "1"), lease("n3", "1")])) == ["n1", "n3"]
-        assert [name in ward.agents for name in ("n1", "n2", "n3")] == [False, True, True]
+        rig = AgentsRig()
+        rig.renew("n1", "n2")
+        assert sorted(rig.agents.listed([lease("n2", "1"), lease("n3", "1")])) == ["n1", "n3"]
+        assert [name in rig.agents for name in ("n1", "n2", "n3")] == [False, True, True]
 
     def test_a_list_is_no_renewal(self) -> None:
-        ward = Ward()
-        ward.agents.listed([lease("n1", "1")])
-        ward.wait(6)
-        assert ward.agents.listed([lease("n1", "1")]) == []
-        assert ward.wait(4) == ["n1"]
+        rig = AgentsRig()
+        rig.agents.listed([lease("n1", "1")])
+        rig.wait(6)
+        assert rig.agents.listed([lease("n1", "1")]) == []
+        assert rig.wait(4) == ["n1"]
 
     def test_an_agent_that_renewed_between_two_lists_is_alive(self) -> None:
-        ward = Ward()
-        ward.agents.listed([lease("n1", "1")])
-        ward.wait(10)
-        assert ward.agents.listed([lease("n1", "2")]) == ["n1"]
-        assert ward.stale("n1") == []
+        rig = AgentsRig()
+        rig.agents.listed([lease("n1", "1")])
+        rig.wait(10)
+        assert rig.agents.listed([lease("n1", "2")]) == ["n1"]
+        assert rig.stale("n1") == []
 
 
 class TestWhenOurWatchIsDisconnected:
     def test_while_the_watch_is_broken_no_agent_becomes_stale_and_then_all_durations_restart(self) -> None:
-        ward = Ward()
-        ward.renew("n1")
-        ward.wait(8)
-        ward.agents.watch_failed()
-        assert ward.wait(60) == []
-        disconnected = [ward.agents.is_disconnected]
-        ward.agents.watch_alive()
-        assert [*disconnected, ward.agents.is_disconnected] == [True, False]
-        assert (ward.wait(9), ward.wait(1)) == ([], ["n1"])
+        rig = AgentsRig()
+        rig.renew("n1")
+        rig.wait(8)
+        rig.agents.watch_failed()
+        assert rig.wait(60) == []
+        disconnected = [rig.agents.is_disconnected]
+        rig.agents.watch_alive()
+        assert [*disconnected, rig.agents.is_disconnected] == [True, False]
+        assert (rig.wait(9), rig.wait(1)) == ([], ["n1"])
 
     def test_an_agent_that_was_stale_before_stays_stale(self) -> None:
-        ward = Ward()
-        ward.renew("n1")
-        ward.wait(10)
-        ward.agents.watch_failed()
-        ward.agents.watch_alive()
-        assert ward.stale("n1") == ["n1"]
+        rig = AgentsRig()
+        rig.renew("n1")
+        rig.wait(10)
+        rig.agents.watch_failed()
+        rig.agents.watch_alive()
+        assert rig.stale("n1") == ["n1"]
 
     def test_the_time_in_which_this_process_was_suspended_does_not_count(self) -> None:
-        ward = Ward()
-        ward.renew("n1")
-        ward.wait(5)
-        ward.clock.now += 3600.0
-        assert ward.agents.check() == []
-        assert ward.agents.is_disconnected
-        assert (ward.wait(9), ward.wait(1)) == ([], ["n1"])
+        rig = AgentsRig()
+        rig.renew("n1")
+        rig.wait(5)
+        rig.clock.now += 3600.0
+        assert rig.agents.check() == []
+        assert rig.agents.is_disconnected
+        assert (rig.wait(9), rig.wait(1)) == ([], ["n1"])
 
     def test_a_short_pause_counts(self) -> None:
-        ward = Ward()
-        ward.renew("n1")
-        ward.wait(9)
-        ward.clock.now += SUSPENDED
-        assert ward.agents.check() == ["n1"]
+        rig = AgentsRig()
+        rig.renew("n1")
+        rig.wait(9)
+        rig.clock.now += SUSPENDED
+        assert rig.agents.check() == ["n1"]
 
     def test_when_many_stop_at_once_the_watch_counts_as_disconnected_until_the_server_sends(self) -> None:
-        ward = Ward()
-        crowd = ("n1", "n2", "n3", "n4")
-        ward.wait(5, *crowd)
-        assert ward.wait(40) == []
-        ward.agents.watch_alive()  # a bookmark
-        assert sorted(ward.wait(1)) == sorted(crowd)
+        rig = AgentsRig()
+        names = ("n1", "n2", "n3", "n4")
+        rig.wait(5, *names)
+        assert rig.wait(40) == []
+        rig.agents.watch_alive()  # a bookmark
+        assert sorted(rig.wait(1)) == sorted(names)
 
     def test_one_of_many_becomes_stale_because_others_renew(self) -> None:
-        ward = Ward()
-        ward.wait(5, "n1", "n2", "n3", "n4")
-        assert ward.wait(9, "n1", "n2", "n3") == []
-        assert ward.wait(2, "n1", "n2", "n3") == ["n4"]
+        rig = AgentsRig()
+        rig.wait(5, "n1", "n2", "n3", "n4")
+        assert rig.wait(9, "n1", "n2", "n3") == []
+        assert rig.wait(2, "n1", "n2", "n3") == ["n4"]
 
     def test_two_agents_are_not_many(self) -> None:
-        ward = Ward()
-        ward.wait(5, "n1", "n2")
-        assert sorted(ward.wait(10)) == ["n1", "n2"]
+        rig = AgentsRig()
+        rig.wait(5, "n1", "n2")
+        assert sorted(rig.wait(10)) == ["n1", "n2"]
 
 
 def test_agents_are_counted_by_state() -> None:
-    ward = Ward()
-    ward.renew("n1", "n2", duration=5)
-    ward.wait(6, "n2")
-    assert ward.agents.counts() == {"alive": 1, "stale": 1}
+    rig = AgentsRig()
+    rig.renew("n1", "n2", duration=5)
+    rig.wait(6, "n2")
+    assert rig.agents.counts() == {"alive": 1, "stale": 1}
 
 
 # ---- what it means for the node -------------------------------------------------------------------------------------
@@ -368,43 +368,43 @@ def test_a_leftover_lease_does_not_make_the_node_of_another_system_stale() -> No
 class TestReportedUsage:
     """Usage is known only while it is fresh: a stale value is unknown."""
 
-    def ward(self) -> Ward:
-        ward = Ward()
-        ward.agents.changed(lease("n1", "1", use="old"))
-        ward.agents.changed(lease("n1", "2", use="new"))
-        return ward
+    def rig(self) -> AgentsRig:
+        rig = AgentsRig()
+        rig.agents.changed(lease("n1", "1", use="old"))
+        rig.agents.changed(lease("n1", "2", use="new"))
+        return rig
 
     def test_the_last_report_counts(self) -> None:
-        assert self.ward().agents.use("n1") == "new"
+        assert self.rig().agents.use("n1") == "new"
 
     def test_a_lease_that_was_not_seen_renewed_may_be_old(self) -> None:
-        ward = Ward()
-        ward.agents.listed([lease("n1", "1", use="old")])
-        assert ward.agents.use("n1") == ""
+        rig = AgentsRig()
+        rig.agents.listed([lease("n1", "1", use="old")])
+        assert rig.agents.use("n1") == ""
 
     def test_a_lease_that_another_client_changed_reports_nothing_new(self) -> None:
-        ward = self.ward()
-        ward.agents.changed(lease("n1", "2", use="forged"))
-        assert ward.agents.use("n1") == "new"
+        rig = self.rig()
+        rig.agents.changed(lease("n1", "2", use="forged"))
+        assert rig.agents.use("n1") == "new"
 
     def test_an_agent_that_stops_reporting(self) -> None:
-        ward = self.ward()
-        ward.renew("n1")
-        assert ward.agents.use("n1") == ""
+        rig = self.rig()
+        rig.renew("n1")
+        assert rig.agents.use("n1") == ""
 
     def test_it_expires_with_the_lease_duration_also_while_our_watch_is_broken(self) -> None:
-        ward = self.ward()
-        ward.agents.watch_failed()
-        ward.clock.now += 10
-        assert ward.agents.use("n1") == "new"
-        ward.clock.now += 1
-        assert ward.agents.use("n1") == ""
+        rig = self.rig()
+        rig.agents.watch_failed()
+        rig.clock.now += 10
+        assert rig.agents.use("n1") == "new"
+        rig.clock.now += 1
+        assert rig.agents.use("n1") == ""
 
     @pytest.mark.parametrize("deleted", [True, False], ids=["the-lease-is-gone", "the-agent-withdrew"])
     def test_it_ends_with_the_agent(self, deleted: bool) -> None:
-        ward = self.ward()
-        ward.agents.changed(lease("n1", "3", holder="", use="new"), deleted=deleted)
-        assert ward.agents.use("n1") == ""
+        rig = self.rig()
+        rig.agents.changed(lease("n1", "3", holder="", use="new"), deleted=deleted)
+        assert rig.agents.use("n1") == ""
 
     def test_a_node_without_a_lease(self) -> None:
-        assert self.ward().agents.use("n2") == ""
+        assert self.rig().agents.use("n2") == ""

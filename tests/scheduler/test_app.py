@@ -73,7 +73,7 @@ async def running(api: ScriptedApi, leadership: Any = None, **more: Any) -> Asyn
 
 
 def cluster(*nodes: NodeBuilder, pods: tuple[Json, ...] = ()) -> ScriptedApi:
-    return ScriptedApi([one.manifest() for one in nodes or (node("n1").cards(2, size=16),)], pods)
+    return ScriptedApi([builder.manifest() for builder in nodes or (node("n1").cards(2, size=16),)], pods)
 
 
 def filter_body(api: ScriptedApi, name: str) -> Json:
@@ -126,7 +126,7 @@ class Slow(ScriptedApi):
     """An API server that lists no pods before the gate opens."""
 
     def __init__(self, *nodes: NodeBuilder) -> None:
-        super().__init__([one.manifest() for one in nodes])
+        super().__init__([builder.manifest() for builder in nodes])
         self.gate = asyncio.Event()
 
     async def _late(self) -> AsyncIterator[WatchUpdate[Pod]]:
@@ -159,7 +159,7 @@ class ScriptedWatch(ScriptedApi):
     """An API server whose watch of pods delivers the updates of the test."""
 
     def __init__(self, *nodes: NodeBuilder) -> None:
-        super().__init__([one.manifest() for one in nodes])
+        super().__init__([builder.manifest() for builder in nodes])
         self.updates: asyncio.Queue[WatchUpdate[Pod]] = asyncio.Queue()
 
     async def _deliver(self) -> AsyncIterator[WatchUpdate[Pod]]:
@@ -396,25 +396,25 @@ async def test_a_new_leader_resyncs_before_it_writes() -> None:
     assert not process.may_write()
 
 
-class Crown(SingleReplica):
+class RevocableLeadership(SingleReplica):
     """A leadership that the test can take away."""
 
-    worn = True
+    is_held = True
 
     def may_write(self) -> bool:
-        return self.worn
+        return self.is_held
 
 
 async def test_a_replica_that_lost_leadership_closes_all_connections() -> None:
     """The next call then opens a new connection, which the Service routes to the new leader."""
-    crown = Crown()
-    async with running(cluster(), crown) as replica:
+    leadership = RevocableLeadership()
+    async with running(cluster(), leadership) as replica:
         await replica.until(replica.process.may_write)
         reader, writer = await asyncio.open_connection("127.0.0.1", replica.process.server.port)
         assert await replica.ask("/healthz") == (200, "ok")
         replica.process.tick(time.monotonic())
         assert not reader.at_eof()
-        crown.worn = False
+        leadership.is_held = False
         replica.process.tick(time.monotonic())
         async with asyncio.timeout(2):
             assert await reader.read() == b""
@@ -470,7 +470,7 @@ async def ticking(monkeypatch: pytest.MonkeyPatch, *pods: Json, **more: Any) -> 
     monkeypatch.setattr(module, "time", _Time(clock))
     api = cluster(node("n1").cards(2, size=16), node("n2").cards(2, size=16), pods=pods)
     process = SchedulerApp(api, settings(**more), Metrics())
-    process.cluster_state.nodes_listed(msgspec.convert(one, NodeObject) for one in api.nodes.values())
+    process.cluster_state.nodes_listed(msgspec.convert(manifest, NodeObject) for manifest in api.nodes.values())
     await process._pods_listed(await api.list_pods())
     for event in process._listed.values():
         event.set()
@@ -595,12 +595,12 @@ async def test_the_first_list_is_read_a_few_at_a_time_and_learnt_as_a_whole(monk
     process = SchedulerApp(api, settings(), Metrics())
     learnt: list[int] = []
 
-    def lesson_from(found: list[PodRequest]) -> TrainingData:
-        learnt.append(len(found))
-        return Fleet().lesson_from(found)
+    def counted(requests: list[PodRequest]) -> TrainingData:
+        learnt.append(len(requests))
+        return Fleet().lesson_from(requests)
 
-    monkeypatch.setattr(process.ledger.fleet, "lesson_from", lesson_from)
-    process.cluster_state.nodes_listed(msgspec.convert(one, NodeObject) for one in api.nodes.values())
+    monkeypatch.setattr(process.ledger.fleet, "lesson_from", counted)
+    process.cluster_state.nodes_listed(msgspec.convert(manifest, NodeObject) for manifest in api.nodes.values())
     reading = asyncio.create_task(process._pods_listed(await api.list_pods()))
     seen = []
     while not reading.done():

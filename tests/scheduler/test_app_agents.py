@@ -67,7 +67,7 @@ class ScriptedLeases(ScriptedApi):
     def __init__(self, *updates: WatchUpdate[AgentLease], nodes: Iterable[Json]) -> None:
         super().__init__(nodes)
         self.updates = updates
-        self.asked: list[str] = []
+        self.namespaces: list[str] = []
 
     async def _deliver(self) -> AsyncIterator[WatchUpdate[AgentLease]]:
         for update in self.updates:
@@ -76,7 +76,7 @@ class ScriptedLeases(ScriptedApi):
             yield update
 
     def follow_leases(self, namespace: str) -> AsyncIterator[WatchUpdate[AgentLease]]:
-        self.asked.append(namespace)
+        self.namespaces.append(namespace)
         return self._deliver()
 
 
@@ -104,13 +104,13 @@ async def test_an_undecodable_lease_is_skipped() -> None:
         await replica.until(lambda: "n1" in replica.process.cluster_state.agents)
 
 
-@pytest.mark.parametrize(("namespace", "asked"), [("", []), ("elsewhere", ["elsewhere"])])
-async def test_the_namespace_of_the_leases(namespace: str, asked: list[str]) -> None:
+@pytest.mark.parametrize(("namespace", "namespaces"), [("", []), ("elsewhere", ["elsewhere"])])
+async def test_the_namespace_of_the_leases(namespace: str, namespaces: list[str]) -> None:
     api = ScriptedLeases(nodes=NODES)
     async with running(api, agents=AgentLivenessSettings(namespace=namespace)) as replica:
         await replica.until(replica.process.is_synced)
         await asyncio.sleep(0)
-        assert api.asked == asked
+        assert api.namespaces == namespaces
 
 
 async def test_a_force_deleted_pod_keeps_its_tile_until_its_agent_reports() -> None:

@@ -13,7 +13,7 @@ from gputile.scheduler.extender_api import read_filter
 from gputile.scheduler.settings import BindSettings
 from gputile.scheduler.state.pod_requests import RECENT
 from gputile.testing.builders import node, pod
-from tests.scheduler.rig import MEMORY, Lands, Rig, Step, bind_args, refused, tile
+from tests.scheduler.rig import MEMORY, LostResponse, Rig, Step, bind_args, refused, tile
 from tests.scheduler.test_cluster_state import grant
 
 
@@ -282,7 +282,7 @@ class TestAnswers:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [refused(429, retry_after=60.0)]
-        assert await r.bind() == "the API server did not accept the bind: the server said 429"
+        assert await r.bind() == "the API server did not accept the bind: the server returned 429"
         assert sum(r.clock.pauses) <= r.settings.bind.timeout
         assert len(r.api.bindings) == 1
         assert (r.state(), r.free()) == (None, [16384, 16384])
@@ -299,7 +299,7 @@ class TestAnswers:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [refused(status)]
-        assert await r.bind() == f"the API server rejected the bind: the server said {status}"
+        assert await r.bind() == f"the API server rejected the bind: the server returned {status}"
         assert (r.state(), r.free()) == (None, [16384, 16384])
         assert r.api.calls == ["bind"], "no lookup is needed"
         assert r.filter().names == ["n2"], "and the node ranks last"
@@ -308,7 +308,7 @@ class TestAnswers:
     async def test_a_lost_answer_keeps_the_tile(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        r.api.script["bind"] = [Lands(), *[OutcomeUnknown("reset")] * 99]
+        r.api.script["bind"] = [LostResponse(), *[OutcomeUnknown("reset")] * 99]
         error = await r.bind()
         assert error == "no answer from the API server (reset); the GPUs stay assumed until the outcome is known"
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
@@ -333,7 +333,7 @@ class TestAnswers:
     async def test_a_written_bind_with_a_lost_answer_is_detected_by_the_next_attempt(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        r.api.script["bind"] = [Lands()]
+        r.api.script["bind"] = [LostResponse()]
         assert await r.bind() == ""
         assert r.api.calls == ["bind", "bind", "pod"]
         assert r.state() is AllocationState.ASSUMED
@@ -342,7 +342,7 @@ class TestAnswers:
         """kube-scheduler retries a second later, before our watch shows the pod bound."""
         r = rig(bind=BindSettings(timeout=0.01))
         r.arrive(tile(3000))
-        r.api.script["bind"] = [Lands()]
+        r.api.script["bind"] = [LostResponse()]
         assert "no answer from the API server" in await r.bind()
         assert await r.bind() == ""
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384]), (

@@ -78,7 +78,7 @@ def beat(rig: Rig, usage: Usage, *cards: str) -> None:
     rig.catch_up()
 
 
-class TestWhatIsThere:
+class TestCapacity:
     async def test_a_node(self) -> None:
         page = await scrape(await busy())
         assert page.value("node_memory_bytes", node="n1") == 40 * GIB
@@ -210,7 +210,7 @@ class TestUse:
         assert page.value("gpu_memory_used_bytes", uuid="GPU-n1-2") == 16 * MIB
 
 
-class TestWhoWaits:
+class TestPendingPods:
     async def test_by_namespace_and_reason(self) -> None:
         rig = Rig(node("n1").card("A100", "16Gi"), node("cpu"), node("cpu2"))
         rig.arrive(tile(99999), name="big")

@@ -138,7 +138,7 @@ class TestPending:
         rig.catch_up()
         assert rig.cluster_state.pending == {}
 
-    def test_gpushares_unit_is_guessed_for_pods_that_came_before_the_node(self) -> None:
+    def test_gpushares_unit_is_guessed_for_pods_seen_before_the_node(self) -> None:
         cluster_state = ClusterState(Ledger(), DialectSettings(gpushare_unit="auto"))
         cluster_state.pods_listed([msgspec.convert(pod({"aliyun.com/gpu-mem": 3000}, uid="u"), Pod)])
         counts = raw_node({"aliyun.com/gpu-mem": 2 * 16000, "aliyun.com/gpu-count": 2})

@@ -10,27 +10,27 @@ from gputile.kube.api import Json, OutcomeUnknown
 from gputile.scheduler.extender_api import OfferedVictims
 from gputile.scheduler.settings import PreemptSettings
 from gputile.testing.builders import node
-from tests.scheduler.crowds import (
+from tests.scheduler.preemption_helpers import (
     HIGH,
     LOW,
     MIDDLE,
     arrive,
     ask,
-    crowded,
+    full_cluster,
     gone,
     guard,
-    heir_of,
     later,
+    new_leader_of,
     notes,
     planned,
+    prioritized_pod,
     settle,
     stamp,
-    wish,
 )
-from tests.scheduler.rig import Lands, Rig, refused, tile
+from tests.scheduler.rig import LostResponse, Rig, refused, tile
 
 
-class TestMustNot:
+class TestNoEviction:
     async def test_a_new_leader_does_not_evict_pods_of_higher_priority(self) -> None:
         rig = Rig(node("n1").cards(2, size=16))
         await settle(rig, "king", 10, HIGH + 1)
@@ -38,9 +38,9 @@ class TestMustNot:
         await planned(rig)
         annotations = rig.live("wanted")["metadata"]["annotations"]
         annotations[NOMINATION] = annotations[NOMINATION].replace("uid-low", "uid-king")  # by its owner
-        heir = heir_of(rig)
-        await heir.preemptor.round()
-        assert heir.api.evicted == []
+        new_leader = new_leader_of(rig)
+        await new_leader.preemptor.round()
+        assert new_leader.api.evicted == []
 
     async def test_budgets_count_for_the_first_preempt_call_too(self) -> None:
         """kube-scheduler deletes what we name; it does not ask the Eviction API."""
@@ -54,7 +54,7 @@ class TestMustNot:
         assert ask(rig, "wanted", n1=OfferedVictims(("uid-low",), 1)) == {"n1": OfferedVictims(("uid-middle",), 0)}
 
     async def test_a_preempt_call_with_budgets_of_an_hour_ago(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.guards = [guard(0)]
         await planned(rig)
         gone(rig, "wanted")
@@ -67,9 +67,9 @@ class TestMustNot:
         assert ask(rig, "other", n1=OfferedVictims(("uid-low",), 0)) == {"n1": OfferedVictims(("uid-low",), 0)}
 
 
-class TestPromises:
+class TestNominations:
     async def test_end_when_their_pod_was_deleted_during_a_watch_outage(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         rig.api.delete_pod("default/wanted")
         rig.relist()  # the watch broke, and the list shows the pod no more
@@ -77,7 +77,7 @@ class TestPromises:
         assert rig.ledger.nominations() == []
 
     async def test_are_not_made_of_old_answers(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
         ask(rig, "wanted", n1=OfferedVictims(("uid-low",)))
@@ -89,7 +89,7 @@ class TestPromises:
         assert rig.ledger.nominations() == []
 
     async def test_end_when_the_capacity_was_taken_by_a_pod_of_higher_priority(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         gone(rig, "low")
         arrive(rig, "king", 10, HIGH + 1)
@@ -101,7 +101,7 @@ class TestPromises:
         assert rig.api.evicted == ["default/low", "default/middle"], "and a new plan is made, without a rest"
 
     async def test_end_with_their_node(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         rig.api.delete_node("n1")
         rig.catch_up()
@@ -118,13 +118,13 @@ class TestPromises:
         assert rig.api.evicted == [] or rig.ledger.nominations() != []
 
     async def test_are_not_called_expired_while_the_bind_is_under_way(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         gone(rig, "low")
         later(rig, 39)
         rig.filter("wanted")
-        rig.api.script["bind"] = [Lands()]
-        await rig.bind("wanted", "n1")  # landed; our watch has not shown it yet
+        rig.api.script["bind"] = [LostResponse()]
+        await rig.bind("wanted", "n1")  # written; the watch has not shown it yet
         later(rig, 1.5)
         await rig.preemptor.round()
         assert "NominationExpired" not in dict(notes(rig, "wanted"))
@@ -155,7 +155,7 @@ class TestPromises:
         assert NUDGED in rig.live("small")["metadata"]["annotations"]
 
     async def test_a_pod_of_higher_priority_binds_there_also_without_a_reservation(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         gone(rig, "low")
         arrive(rig, "king", 10, HIGH + 1)
@@ -164,7 +164,7 @@ class TestPromises:
         assert await rig.bind("king", "n1") == ""
 
 
-class TestWords:
+class TestEvents:
     async def test_the_same_event_is_written_once_for_any_order_of_nodes(self) -> None:
         rig = Rig(*(node(f"n{i}").card(size=16) for i in (1, 2)))
         for i in (1, 2):
@@ -190,7 +190,7 @@ class TestHostOnly:
         }
         rig = Rig(made)
         for name, priority, labels in (("web", LOW, {"app": "web"}), ("batch", MIDDLE, {})):
-            manifest: Json = wish(
+            manifest: Json = prioritized_pod(
                 name, {"cpu": "2"}, priority, labels=labels, spec={"terminationGracePeriodSeconds": 300}
             )
             manifest["spec"]["nodeName"] = "n1"
@@ -200,7 +200,7 @@ class TestHostOnly:
 
     async def test_their_grace_counts(self) -> None:
         rig = await self.full()
-        rig.api.add_pod(wish("wanted", {**tile(10), "cpu": "2"}, HIGH))
+        rig.api.add_pod(prioritized_pod("wanted", {**tile(10), "cpu": "2"}, HIGH))
         rig.catch_up()
         rig.filter("wanted")
         assert ask(rig, "wanted", n1=OfferedVictims(("uid-web",))) == {"n1": OfferedVictims(("uid-web",))}
@@ -212,7 +212,7 @@ class TestHostOnly:
         """It counts CPU itself, so it asks where that is short; and of such pods we know too little."""
         rig = await self.full()
         await settle(rig, "tenant", 2, LOW)
-        rig.api.add_pod(wish("wanted", {**tile(10), "cpu": "2"}, HIGH))
+        rig.api.add_pod(prioritized_pod("wanted", {**tile(10), "cpu": "2"}, HIGH))
         rig.catch_up()
         rig.filter("wanted")
         rig.clock.now += 1
@@ -220,9 +220,9 @@ class TestHostOnly:
         assert rig.api.evicted == []
 
 
-class TestMore:
+class TestRestoredNominations:
     async def test_a_nomination_that_a_list_shows_keeps_the_capacity_too(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
         assert ask(rig, "wanted", n1=OfferedVictims(("uid-low",))) == {"n1": OfferedVictims(("uid-low",))}
@@ -231,17 +231,19 @@ class TestMore:
         assert rig.ledger.nominations() != []
 
     async def test_the_setting_holds_for_what_an_earlier_leader_began(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [OutcomeUnknown("the process died here")]
         await planned(rig)
         off = PreemptSettings(own=False)
-        heir = Rig(*rig.api.nodes.values(), pods=[{**manifest} for manifest in rig.api.pods.values()], preempt=off)
-        heir.preemptor.on_elected()
-        await heir.preemptor.round()
-        assert heir.api.evicted == []
+        new_leader = Rig(
+            *rig.api.nodes.values(), pods=[{**manifest} for manifest in rig.api.pods.values()], preempt=off
+        )
+        new_leader.preemptor.on_elected()
+        await new_leader.preemptor.round()
+        assert new_leader.api.evicted == []
 
     async def test_a_new_term_forgets_nominations_that_another_leader_withdrew(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         rig.catch_up()
         rig.leading = False
@@ -255,7 +257,7 @@ class TestMore:
         assert rig.ledger.nominations() == [], "the nominations on the pods are the true ones"
 
     async def test_capacity_of_terminating_pods_is_kept(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         stamp(rig, "middle", "2023-11-14T22:13:50Z")
         await planned(rig)
         assert rig.api.evicted == []
@@ -264,7 +266,7 @@ class TestMore:
         assert rig.filter("late").names == [], "else a pod must be evicted after all"
 
     async def test_two_candidates_do_not_count_on_the_same_terminating_pod(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         stamp(rig, "middle", "2023-11-14T22:13:50Z")
         arrive(rig, "second", 10, HIGH)
         rig.filter("second")

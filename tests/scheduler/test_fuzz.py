@@ -27,8 +27,10 @@ async def test_other_malformed_inputs_crash_nothing(target: str, inputs: int) ->
 
 def test_a_generated_body_is_reproducible() -> None:
     good = fuzz.good_bodies()
-    assert [fuzz.Dice(7, n, good).body() for n in range(50)] == [fuzz.Dice(7, n, good).body() for n in range(50)]
-    assert fuzz.Dice(7, 1, good).body() != fuzz.Dice(8, 1, good).body()
+    assert [fuzz.BodyGenerator(7, n, good).body() for n in range(50)] == [
+        fuzz.BodyGenerator(7, n, good).body() for n in range(50)
+    ]
+    assert fuzz.BodyGenerator(7, 1, good).body() != fuzz.BodyGenerator(8, 1, good).body()
 
 
 @pytest.mark.parametrize(
@@ -44,4 +46,4 @@ def test_a_generated_body_is_reproducible() -> None:
     ],
 )
 def test_an_answer_of_another_shape_is_a_finding(verb: str, answer: bytes) -> None:
-    assert fuzz.misshapen(verb, answer)
+    assert fuzz.malformed(verb, answer)

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from bench.fuzz.verbs import misshapen
+from bench.fuzz.verbs import malformed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,10 +42,10 @@ QUOTA = "namespaces: {team: {limits: [{cards: %d}]}}"
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loops pause for milliseconds instead of a quarter of a second."""
-    quicken(monkeypatch)
+    shorten_intervals(monkeypatch)
 
 
-def quicken(patch: pytest.MonkeyPatch) -> None:
+def shorten_intervals(patch: pytest.MonkeyPatch) -> None:
     for module in (reconciler, preemptor, pending_pods):
         patch.setattr(module, "ROUND", ROUND)
     patch.setattr(process, "TICK", ROUND)
@@ -79,7 +79,7 @@ class Cluster:
         async with self.http.post(url, json=body) as answer:
             text = await answer.read()
             assert answer.status == 200, f"{verb}: HTTP {answer.status}: {text[:300]!r}"
-        assert not misshapen(verb, text), f"{verb}: {misshapen(verb, text)}"
+        assert not malformed(verb, text), f"{verb}: {malformed(verb, text)}"
         result: Json = json.loads(text)
         return result
 
@@ -90,7 +90,7 @@ class Cluster:
 
     # ---- hostile objects --------------------------------------------------------------------------------------------
 
-    async def suffer(self, made: Json) -> None:
+    async def submit(self, made: Json) -> None:
         """The pod is created, shown by the watch and, if it is pending, sent with every verb of kube-scheduler."""
         self.create(made)
         await self.turn()
@@ -106,9 +106,9 @@ class Cluster:
         named = {"PodName": metadata.get("name"), "PodNamespace": "default", "PodUID": str(metadata.get("uid"))}
         await self.ask("bind", {**named, "Node": nodes[0]})
 
-    async def bears(self, made: Json) -> None:
+    async def binds_beside(self, made: Json) -> None:
         """A good pod is bound beside it; then it is deleted."""
-        await self.suffer(made)
+        await self.submit(made)
         name = made["metadata"]["name"]
         await self._binds(f"beside-{name}")
         self.api.delete_pod(f"default/{name}")
@@ -124,7 +124,7 @@ class Cluster:
 
     # ---- good objects -----------------------------------------------------------------------------------------------
 
-    async def goes_on(self) -> None:
+    async def still_serves(self) -> None:
         """Every loop serves another object."""
         number = next(self._numbers)
         await self._binds(f"good-{number}")
@@ -264,15 +264,15 @@ SITS = ("1,200 init containers", "1,300 sidecars", "17,000 keys of ours", "17,00
 @pytest.mark.parametrize("make", [pytest.param(hostile.TENANT[name], id=name) for name in WORST])
 async def test_a_pending_pod(make: MakePod) -> None:
     async with running() as cluster:
-        await cluster.suffer(make("bad"))
-        await cluster.goes_on()
+        await cluster.submit(make("bad"))
+        await cluster.still_serves()
 
 
 @pytest.mark.parametrize("make", [pytest.param(BOUND[name], id=name) for name in SITS])
 async def test_a_pod_bound_by_another_scheduler(make: MakePod) -> None:
     async with running() as cluster:
-        await cluster.suffer(make("bad"))
-        await cluster.goes_on()
+        await cluster.submit(make("bad"))
+        await cluster.still_serves()
 
 
 PODS = {
@@ -288,8 +288,8 @@ async def test_every_other_pod(turn: int) -> None:
     async with running() as cluster:
         for number, name in enumerate(list(PODS)[turn::4]):
             with after(name):
-                await cluster.bears(PODS[name](f"bad-{number}"))
-        await cluster.goes_on()
+                await cluster.binds_beside(PODS[name](f"bad-{number}"))
+        await cluster.still_serves()
 
 
 @pytest.mark.timeout(300)
@@ -300,11 +300,11 @@ async def test_garbage_in_a_familys_records(family: str) -> None:
         for number, garbage in enumerate(hostile.GARBAGE):
             make = BOUND[f"{family} record: {garbage}"]
             with after(garbage):
-                await cluster.bears(make(f"bound-{number}"))
-            made = make(f"waits-{number}")
+                await cluster.binds_beside(make(f"bound-{number}"))
+            made = make(f"pending-{number}")
             made["spec"]["nodeName"] = None
             cluster.create(made)
-        await cluster.goes_on()
+        await cluster.still_serves()
 
 
 async def test_pods_that_no_api_server_would_accept() -> None:
@@ -314,7 +314,7 @@ async def test_pods_that_no_api_server_would_accept() -> None:
                 cluster.create(make(f"bad-{number}"))
                 await cluster.turn()
                 await cluster._binds(f"beside-{number}")
-        await cluster.goes_on()
+        await cluster.still_serves()
 
 
 @pytest.mark.timeout(300)
@@ -324,8 +324,10 @@ async def test_nodes() -> None:
             with after(name):
                 cluster.api.add_node(made)
                 await cluster.turn()
-                await cluster.bears(pod(tile(10), name=f"there-{number}", uid=f"uid-there-{number}", on="hostile"))
-        await cluster.goes_on()
+                await cluster.binds_beside(
+                    pod(tile(10), name=f"there-{number}", uid=f"uid-there-{number}", on="hostile")
+                )
+        await cluster.still_serves()
 
 
 @pytest.mark.parametrize(
@@ -347,7 +349,7 @@ async def test_usage_reported_by_an_agent(spec: Json) -> None:
                     await cluster.turn()
                 assert "gputile_ledger_pods" in await cluster.page("/metrics")
         cluster.api.delete_lease("n1")
-        await cluster.goes_on()
+        await cluster.still_serves()
 
 
 QUOTAS = {
@@ -375,7 +377,7 @@ async def test_quotas() -> None:
                 await cluster.turn()
                 await cluster._binds(f"beside-{number}")
         cluster.api.delete_config_map("kube-system", "gpuquota")
-        await cluster.goes_on()
+        await cluster.still_serves()
 
 
 @contextmanager
@@ -393,14 +395,14 @@ def after(name: str) -> Iterator[None]:
 @pytest.mark.timeout(300)
 async def test_a_replica_that_starts_among_them_and_relists() -> None:
     """Objects that ended one process still exist for the next."""
-    crowd = [make(f"bad-{number}") for number, make in enumerate(PODS.values())]
-    async with running(*crowd, *hostile.fractions()) as cluster:
+    hostile_pods = [make(f"bad-{number}") for number, make in enumerate(PODS.values())]
+    async with running(*hostile_pods, *hostile.fractions()) as cluster:
         await cluster._binds("first")
         for number, make in enumerate(map(BOUND.get, SITS)):
             assert make is not None
             cluster.create(make(f"worse-{number}"))
         await cluster.process.resync()
-        await cluster.goes_on()
+        await cluster.still_serves()
 
 
 # ---- at random ------------------------------------------------------------------------------------------------------
@@ -430,10 +432,10 @@ LIMITS = st.dictionaries(RESOURCES, AMOUNTS, max_size=3) | st.sampled_from(
 @st.composite
 def pods(draw: st.DrawFn) -> Json:
     """A pod with many containers, requests in any dialect or several, and garbage in any annotation."""
-    one = draw(LIMITS)
+    limits = draw(LIMITS)
     kinds = [draw(LIMITS) for _ in range(draw(st.integers(0, 3)))]
-    apps = [one] * draw(st.sampled_from([0, 1, 1, 2, 24, 65, hostile.MANY])) + kinds
-    inits = [{**one, "sidecar": draw(st.booleans())}] * draw(st.sampled_from([0, 0, 1, 3, 65, hostile.MANY]))
+    apps = [limits] * draw(st.sampled_from([0, 1, 1, 2, 24, 65, hostile.MANY])) + kinds
+    inits = [{**limits, "sidecar": draw(st.booleans())}] * draw(st.sampled_from([0, 0, 1, 3, 65, hostile.MANY]))
     made = pod(*apps, init=tuple(inits), annotations=draw(st.dictionaries(KEYS, VALUES, max_size=6)))
     made["spec"]["nodeName"] = draw(st.sampled_from([None, None, "n1", "n1", "n2", "hostile", "nowhere"]))
     made["spec"]["priority"] = draw(st.sampled_from([0, 5, hostile.IMPORTANT, None]))
@@ -457,9 +459,9 @@ CARDS = st.builds(
 
 @st.composite
 def nodes(draw: st.DrawFn) -> Json:
-    said = draw(st.dictionaries(RESOURCES, AMOUNTS, max_size=4))
+    resources = draw(st.dictionaries(RESOURCES, AMOUNTS, max_size=4))
     notes = hostile.inventory(draw(st.lists(CARDS, max_size=4))) if draw(st.booleans()) else {}
-    return hostile.node("hostile", {**notes, **draw(st.dictionaries(KEYS, VALUES, max_size=2))}, said)
+    return hostile.node("hostile", {**notes, **draw(st.dictionaries(KEYS, VALUES, max_size=2))}, resources)
 
 
 @given(st.lists(pods(), min_size=1, max_size=6), st.lists(nodes(), max_size=3))
@@ -472,9 +474,9 @@ def test_any_pods_and_nodes(bad: list[Json], places: list[Json]) -> None:
                 cluster.api.add_node(made)
             for number, made in enumerate(bad):
                 made["metadata"] |= {"name": f"bad-{number}", "uid": f"uid-bad-{number}"}
-                await cluster.suffer(made)
-            await cluster.goes_on()
+                await cluster.submit(made)
+            await cluster.still_serves()
 
     with pytest.MonkeyPatch.context() as patch:
-        quicken(patch)
+        shorten_intervals(patch)
         asyncio.run(run())

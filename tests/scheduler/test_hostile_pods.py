@@ -20,7 +20,7 @@ from gputile.model.refusals import SENTENCE, NodeReason
 from gputile.scheduler.extender_api import OfferedVictims, PreemptArgs
 from gputile.scheduler.preemption import preemptor
 from gputile.testing.builders import node, pod
-from tests.scheduler.crowds import HIGH, LOW, notes
+from tests.scheduler.preemption_helpers import HIGH, LOW, notes
 from tests.scheduler.rig import Rig, tile
 from tests.scheduler.test_app import cluster, running, value
 from tests.scheduler.test_cluster_state import grant

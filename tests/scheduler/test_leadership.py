@@ -64,20 +64,20 @@ class Replica:
         await self.leader.on_change(term)
 
     async def _resync(self) -> None:
-        self._tell("resync")
+        self._record("resync")
 
     async def _label(self, leads: bool) -> None:
-        self._tell(f"label {leads}")
+        self._record(f"label {leads}")
 
     async def _remove_label(self, identity: str) -> None:
-        self._tell(f"take {identity}")
+        self._record(f"take {identity}")
 
     async def _pause(self, seconds: float) -> None:
         assert not self.leader.may_write() or seconds == ROUND, "writes while it waits"
-        self._tell(f"pause {seconds:g}")
+        self._record(f"pause {seconds:g}")
         await self.clock.pause(seconds)
 
-    def _tell(self, what: str) -> None:
+    def _record(self, what: str) -> None:
         self.history.append(what)
         error = self.broken.pop(what, None)
         if error is not None:

@@ -21,7 +21,7 @@ class Cluster:
         return b"page %d\n" % len(self.made)
 
 
-class Shop:
+class PageRig:
     def __init__(self) -> None:
         self.cluster, self.time, self.leads = Cluster(), 0.0, True
         cluster_metrics: Any = self.cluster
@@ -29,44 +29,44 @@ class Shop:
 
 
 async def test_simultaneous_scrapes_get_the_same_bytes() -> None:
-    shop = Shop()
-    shop.cluster.gate.clear()
-    asking = [asyncio.ensure_future(shop.page.response(names_pods=True)) for _ in range(5)]
+    rig = PageRig()
+    rig.cluster.gate.clear()
+    asking = [asyncio.ensure_future(rig.page.response(names_pods=True)) for _ in range(5)]
     await asyncio.sleep(0)
     asking[0].cancel()
-    shop.cluster.gate.set()
+    rig.cluster.gate.set()
     responses = await asyncio.gather(*asking[1:])
     assert len({id(response.body) for response in responses}) == 1
-    assert shop.cluster.made == [True]
+    assert rig.cluster.made == [True]
 
 
 async def test_a_page_that_is_still_being_sent_is_shared_for_a_moment() -> None:
-    shop = Shop()
-    slow = await shop.page.response(names_pods=True)
-    shop.time = SHARED - 0.1
-    assert (await shop.page.response(names_pods=True)) is slow
-    shop.time = SHARED + 0.1
-    assert (await shop.page.response(names_pods=True)) is not slow
+    rig = PageRig()
+    slow = await rig.page.response(names_pods=True)
+    rig.time = SHARED - 0.1
+    assert (await rig.page.response(names_pods=True)) is slow
+    rig.time = SHARED + 0.1
+    assert (await rig.page.response(names_pods=True)) is not slow
 
 
 async def test_a_page_that_was_sent_completely_is_rendered_again() -> None:
-    shop = Shop()
-    await shop.page.response(names_pods=True)
+    rig = PageRig()
+    await rig.page.response(names_pods=True)
     await asyncio.sleep(0)  # until then the event loop still has a reference
-    assert (await shop.page.response(names_pods=True)).body.endswith(b"page 2\n")
+    assert (await rig.page.response(names_pods=True)).body.endswith(b"page 2\n")
 
 
 async def test_clients_with_and_without_the_right_to_pods_never_share() -> None:
-    shop = Shop()
-    certified = await shop.page.response(names_pods=True)
-    anonymous = await shop.page.response(names_pods=False)
+    rig = PageRig()
+    certified = await rig.page.response(names_pods=True)
+    anonymous = await rig.page.response(names_pods=False)
     assert certified.body is not anonymous.body
-    assert shop.cluster.made == [True, False]
+    assert rig.cluster.made == [True, False]
 
 
 async def test_a_page_of_the_leader_is_not_served_after_losing_leadership() -> None:
-    shop = Shop()
-    led = await shop.page.response(names_pods=True)
-    shop.leads = False
+    rig = PageRig()
+    led = await rig.page.response(names_pods=True)
+    rig.leads = False
     assert b"page" in led.body
-    assert b"page" not in (await shop.page.response(names_pods=True)).body
+    assert b"page" not in (await rig.page.response(names_pods=True)).body

@@ -8,7 +8,7 @@ from gputile.kube.api import OutcomeUnknown
 from gputile.scheduler.binding.overlap_resolver import RECENT, RETRY
 from gputile.scheduler.binding.reconciler import ROUND
 from gputile.testing.builders import node
-from tests.scheduler.rig import Lands, Rig, refused, tile
+from tests.scheduler.rig import LostResponse, Rig, refused, tile
 from tests.scheduler.test_cluster_state import grant
 
 NOW = 1_700_000_000_000_000_000  # where the rig's wall clock begins
@@ -284,7 +284,7 @@ async def test_an_eviction_with_a_lost_answer_is_not_counted_and_resolves_it() -
     r = rig()
     allocated(r, "first", at=NOW - 2)
     allocated(r, "last", at=NOW - 1)
-    r.api.script["evict"] = [Lands()]
+    r.api.script["evict"] = [LostResponse()]
     await rounds(r)
     assert there(r) == ["first"]
     r.catch_up()

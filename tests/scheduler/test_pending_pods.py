@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gputile.dialects.gputile import NUDGED
+from gputile.engine.cooperative import Cooperative
 from gputile.kube.api import Json, OutcomeUnknown
 from gputile.scheduler.pending import pending_pods
 from gputile.scheduler.pending.pending_pods import (
@@ -54,7 +55,7 @@ def nudged(r: Rig) -> list[str]:
     return [key for key, annotations, _ in r.api.patches if NUDGED in annotations]
 
 
-class TestTelling:
+class TestEvents:
     async def test_the_event_has_the_reason_with_numbers(self) -> None:
         r = full(rig())
         r.arrive(tile(8))
@@ -189,18 +190,19 @@ class TestTelling:
     async def test_the_reason_is_not_computed_more_often_than_it_may_be_reported(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked: list[object] = []
+        requests: list[object] = []
 
-        def counted(request: object, ledger: object, namespace: str) -> str:
-            asked.append(request)
+        def counted(request: object, *arguments: object) -> Cooperative[str]:
+            requests.append(request)
+            yield from ()
             return "because"
 
-        monkeypatch.setattr(pending_pods, "reason", counted)
+        monkeypatch.setattr(pending_pods, "reason_cooperatively", counted)
         r = full(rig(every=60))
         r.arrive(tile(8))
         r.filter()
         await rounds(r, 600)
-        assert len(asked) <= 11
+        assert 1 < len(requests) <= 11
 
 
 class TestNudging:
@@ -210,11 +212,11 @@ class TestNudging:
         r.filter()
         leave(r)
 
-    async def test_when_capacity_was_freed_after_the_rejection_and_no_retry_came(self) -> None:
+    async def test_when_capacity_was_freed_after_the_rejection_and_no_retry_followed(self) -> None:
         r = rig()
         await self.rejected_then_freed(r)
         await rounds(r, PATIENCE)
-        assert nudged(r) == [], "kube-scheduler may come by itself"
+        assert nudged(r) == [], "kube-scheduler may retry by itself"
         await rounds(r, 1)
         assert nudged(r) == ["default/web-0"]
         assert r.count("nudges_total") == 1
@@ -252,7 +254,7 @@ class TestNudging:
         binding = asyncio.create_task(r.bind("first"))
         await asyncio.sleep(0)
         assert r.filter("second").names == []
-        assert "the server said 404" in await binding
+        assert "the server returned 404" in await binding
         await rounds(r, 2)
         assert nudged(r) == ["default/second"]
 
@@ -314,7 +316,7 @@ class TestNudging:
         await rounds(r, 10)
         assert nudged(r) == []
 
-    async def test_a_crowd_is_nudged_a_few_at_a_time(self) -> None:
+    async def test_many_pods_are_nudged_a_few_at_a_time(self) -> None:
         r = rig()
         for n in range(NUDGES + 5):
             r.api.add_node(node(f"m{n}").card(size=4).manifest())
@@ -350,12 +352,12 @@ class TestNudging:
         assert len(nudged(r)) == 1
 
     async def test_an_inherited_pod_that_fits_once(self) -> None:
-        """The leader before us refused it, and kube-scheduler has no reason to try it again."""
+        """The previous leader rejected it, and kube-scheduler has no reason to try it again."""
         r = rig()
         r.arrive(tile(8))
         r.arrive(tile(17), name="too-large")
         await rounds(r, SETTLE)
-        assert nudged(r) == [], "kube-scheduler may come by itself"
+        assert nudged(r) == [], "kube-scheduler may retry by itself"
         await rounds(r, 10 * NUDGE_INTERVAL)
         assert nudged(r) == ["default/web-0"], "another scheduler's pod is not to be touched for ever"
         assert r.api.notes == []
@@ -368,7 +370,7 @@ class TestNudging:
         assert len(nudged(r)) == 3
 
     async def test_not_because_the_fleet_was_viewed_without_a_nomination(self) -> None:
-        """Claims that are set aside for a view come back: that frees no capacity."""
+        """Claims that are set aside for a view are restored: that frees no capacity."""
         r = Rig(node("n1").cards(1, size=16), node("n2").cards(1, size=16))
         r.arrive(tile(16), name="vip")
         r.arrive(tile(8), name="picky")

@@ -14,28 +14,28 @@ from gputile.scheduler.extender_api import OfferedVictims, PreemptArgs
 from gputile.scheduler.pending.pending_pods import reason
 from gputile.scheduler.settings import PreemptSettings
 from gputile.testing.builders import node
-from tests.scheduler.crowds import (
+from tests.scheduler.preemption_helpers import (
     HIGH,
     LOW,
     MIDDLE,
     arrive,
-    crowded,
+    full_cluster,
     gone,
     guard,
-    heir_of,
+    new_leader_of,
     nominated,
     notes,
     planned,
+    prioritized_pod,
     settle,
-    wish,
 )
-from tests.scheduler.rig import Lands, Rig, refused
+from tests.scheduler.rig import LostResponse, Rig, refused
 from tests.scheduler.test_filter import gpushare_node
 
 
 class TestOwnPreemption:
     async def test_the_pod_of_lowest_priority_is_evicted_and_both_pods_get_events(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         assert rig.api.evicted == ["default/low"]
         assert nominated(rig) == "n1"
@@ -47,7 +47,7 @@ class TestOwnPreemption:
         assert "evicting default/low from node n1; its capacity is kept for this pod for 39 s" in why
 
     async def test_the_capacity_is_kept_until_the_pod_is_bound(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         gone(rig, "low")
         arrive(rig, "late", 10, LOW)
@@ -61,7 +61,7 @@ class TestOwnPreemption:
         rig.ledger.check()
 
     async def test_while_victims_terminate_no_other_node_is_offered_for_eviction(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         answer = rig.filter("wanted")
         assert answer.unresolvable == {"n2": SENTENCE[NodeReason.NOMINATED]}
@@ -70,7 +70,7 @@ class TestOwnPreemption:
         assert rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",))})) == {}
 
     async def test_the_capacity_may_be_taken_by_a_pod_of_higher_priority(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         gone(rig, "low")
         arrive(rig, "king", 10, HIGH + 1)
@@ -81,14 +81,14 @@ class TestOwnPreemption:
         rig.ledger.check()
 
     async def test_another_node_is_used_while_the_nominated_one_is_not_free_yet(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         rig.api.add_node(node("n3").card(size=16).manifest())
         rig.catch_up()
         assert rig.filter("wanted").names == ["n3"]
 
     async def test_once_it_is_free_the_nominated_node_comes_first(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         rig.api.add_node(node("n3").card(size=16).manifest())
         gone(rig, "low")
@@ -118,7 +118,7 @@ class TestOwnPreemption:
         assert [nominated.until - rig.clock.now for nominated in rig.ledger.nominations()] == [107.0]
 
     async def test_two_candidates_do_not_count_on_the_same_capacity(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         arrive(rig, "second", 10, HIGH - 1)
         rig.filter("second")
         await planned(rig)
@@ -129,7 +129,7 @@ class TestOwnPreemption:
         assert nodes["default/wanted"].isdisjoint(nodes["default/second"])
 
     async def test_the_events_while_victims_terminate(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         arrive(rig, "late", 10, LOW)
         rig.filter("late")
@@ -156,24 +156,24 @@ class TestNoEviction:
     async def test_where_eviction_is_not_allowed_or_does_not_help(
         self, size: int, priority: int, rest: dict[str, Any]
     ) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig, size=size, priority=priority, **rest)
         assert rig.api.evicted == []
         assert rig.ledger.nominations() == []
 
     async def test_when_the_setting_is_off(self) -> None:
-        rig = await crowded(preempt=PreemptSettings(own=False))
+        rig = await full_cluster(preempt=PreemptSettings(own=False))
         await planned(rig)
         assert rig.api.evicted == []
 
     async def test_on_a_replica_that_is_not_the_leader(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.leading = False
         await planned(rig)
         assert rig.api.evicted == []
 
     async def test_while_kube_scheduler_preempts_by_itself(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         live = arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
         assert rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",))}))
@@ -182,7 +182,7 @@ class TestNoEviction:
         assert rig.api.evicted == []
 
     async def test_when_a_pod_is_terminating_already(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.change("middle", metadata={**rig.live("middle")["metadata"], "deletionTimestamp": "2023-11-14T22:13:50Z"})
         rig.catch_up()
         await planned(rig)
@@ -191,7 +191,7 @@ class TestNoEviction:
         assert "waiting for default/middle to terminate on node n1; its capacity is kept for this pod" in why
 
     async def test_but_a_pod_stuck_in_termination_does_not_count(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.change("middle", metadata={**rig.live("middle")["metadata"], "deletionTimestamp": "2023-11-14T22:00:00Z"})
         rig.catch_up()
         await planned(rig)
@@ -209,11 +209,11 @@ class TestNoEviction:
     async def test_on_a_node_whose_agent_starts_one_pod_at_a_time(self) -> None:
         rig = Rig(gpushare_node("n1"))
         limits = {"aliyun.com/gpu-mem": 15}
-        rig.api.add_pod(wish("first", limits, LOW))
+        rig.api.add_pod(prioritized_pod("first", limits, LOW))
         rig.catch_up()
         assert await rig.bind("first", rig.filter("first").names[0]) == ""
         rig.catch_up()
-        rig.api.add_pod(wish("wanted", limits, HIGH))
+        rig.api.add_pod(prioritized_pod("wanted", limits, HIGH))
         rig.catch_up()
         rig.filter("wanted")
         rig.clock.now += 1
@@ -221,7 +221,7 @@ class TestNoEviction:
         assert rig.api.evicted == []
 
     async def test_when_capacity_was_freed_meanwhile(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
         gone(rig, "middle")
@@ -231,7 +231,7 @@ class TestNoEviction:
 
     async def test_on_nodes_that_were_not_in_the_filter_call(self) -> None:
         """kube-scheduler checks taints and affinity: nodes that it did not name are excluded."""
-        rig = await crowded()
+        rig = await full_cluster()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted", ["n2"])
         rig.clock.now += 1
@@ -239,7 +239,7 @@ class TestNoEviction:
         assert rig.api.evicted == []
 
     async def test_a_filter_call_about_the_nominated_node_alone_does_not_exclude_the_others(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
         rig.change("wanted", status={"nominatedNodeName": "n2"})
@@ -261,7 +261,7 @@ class TestBudgets:
         assert rig.api.evicted == ["default/middle"]
 
     async def test_when_budgets_protect_all_pods_the_event_names_the_budget(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.guards = [guard(0)]
         await planned(rig)
         assert rig.api.evicted == []
@@ -292,7 +292,7 @@ class TestBudgets:
         assert rig.api.evicted == ["default/b", "default/a"]
 
     async def test_budgets_that_cannot_be_read_stop_it(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["budgets"] = [refused(403)] * 100
         await planned(rig)
         assert rig.api.evicted == []
@@ -315,7 +315,7 @@ class TestBudgets:
 
 class TestFailures:
     async def test_no_pod_is_evicted_before_the_nomination_is_on_the_pod(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["patch_pod"] = [OutcomeUnknown("no answer"), None]
         await planned(rig)
         assert rig.api.evicted == []
@@ -324,7 +324,7 @@ class TestFailures:
         assert rig.api.evicted == ["default/low"]
 
     async def test_an_eviction_that_a_budget_forbids_frees_the_capacity(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [refused(429)]
         await planned(rig)
         assert rig.ledger.nominations() == []
@@ -332,7 +332,7 @@ class TestFailures:
         assert NOMINATION not in rig.live("wanted")["metadata"]["annotations"]
         assert notes(rig, "wanted")[-1] == (
             "PreemptionBlocked",
-            "default/low may not be evicted: the server said 429",
+            "default/low may not be evicted: the server returned 429",
         )
         rig.clock.now += 29
         await rig.preemptor.round()
@@ -364,7 +364,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("status", [pytest.param(404, id="gone"), pytest.param(409, id="another-of-the-same-name")])
     async def test_a_victim_that_is_gone_already_is_not_evicted(self, status: int) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [refused(status)]
         await planned(rig)
         assert len(rig.ledger.nominations()) == 1
@@ -373,15 +373,15 @@ class TestFailures:
         assert rig.api.calls.count("evict") == 1
 
     async def test_an_eviction_with_a_lost_answer_is_retried(self) -> None:
-        rig = await crowded()
-        rig.api.script["evict"] = [Lands()]
+        rig = await full_cluster()
+        rig.api.script["evict"] = [LostResponse()]
         await planned(rig)
         rig.clock.now += 5
         await rig.preemptor.round()
         assert rig.api.evicted == ["default/low", "default/low"]
 
     async def test_an_expired_nomination_frees_the_capacity(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         rig.clock.now += 41
         rig.apply(rig.ledger.handle(Tick(rig.clock.now)))
@@ -393,7 +393,7 @@ class TestFailures:
         assert rig.filter("late").names == ["n1"]
 
     async def test_a_replica_that_lost_its_lease_in_between_evicts_no_pod(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
 
         def lose() -> None:
             rig.leading = False
@@ -403,7 +403,7 @@ class TestFailures:
         assert rig.api.evicted == []
 
     async def test_the_nomination_of_a_deleted_pod_is_withdrawn(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         gone(rig, "wanted")
         await rig.preemptor.round()
@@ -413,32 +413,32 @@ class TestFailures:
 
 class TestNewLeader:
     async def test_keeps_the_nominations(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         gone(rig, "low")
-        heir = heir_of(rig)
-        assert heir.ledger.nominations()[0].allocation == rig.ledger.nominations()[0].allocation
-        arrive(heir, "late", 10, LOW)
-        assert heir.filter("late").names == []
-        assert heir.filter("wanted").names == ["n1"]
+        new_leader = new_leader_of(rig)
+        assert new_leader.ledger.nominations()[0].allocation == rig.ledger.nominations()[0].allocation
+        arrive(new_leader, "late", 10, LOW)
+        assert new_leader.filter("late").names == []
+        assert new_leader.filter("wanted").names == ["n1"]
 
     async def test_evicts_no_pod_twice(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
-        heir = heir_of(rig)
-        await heir.preemptor.round()
-        assert heir.api.evicted == []
+        new_leader = new_leader_of(rig)
+        await new_leader.preemptor.round()
+        assert new_leader.api.evicted == []
 
     async def test_finishes_the_evictions(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [OutcomeUnknown("the process died here")]
         await planned(rig)
-        heir = heir_of(rig)
-        await heir.preemptor.round()
-        assert heir.api.evicted == ["default/low"]
+        new_leader = new_leader_of(rig)
+        await new_leader.preemptor.round()
+        assert new_leader.api.evicted == ["default/low"]
 
     async def test_ignores_a_nomination_that_expired_or_is_another_pods(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         written = rig.live("wanted")["metadata"]["annotations"][NOMINATION]
         newer = written.replace('{"version":1', '{"version":2', 1)
@@ -450,24 +450,24 @@ class TestNewLeader:
             "[]",
         ):
             rig.live("wanted")["metadata"]["annotations"][NOMINATION] = annotation
-            assert heir_of(rig).ledger.nominations() == []
+            assert new_leader_of(rig).ledger.nominations() == []
 
     async def test_a_nominated_node_name_that_outlived_its_nomination_does_not_block(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         annotations = rig.live("wanted")["metadata"]["annotations"]
         annotations[NOMINATION] = annotations[NOMINATION].replace('"until":17', '"until":16')
         rig.live("low")["metadata"].pop("deletionTimestamp")
-        heir = heir_of(rig)
-        heir.filter("wanted")
-        heir.clock.now += 1
-        await heir.preemptor.round()
-        assert heir.api.evicted == ["default/low"]
+        new_leader = new_leader_of(rig)
+        new_leader.filter("wanted")
+        new_leader.clock.now += 1
+        await new_leader.preemptor.round()
+        assert new_leader.api.evicted == ["default/low"]
 
 
 class TestPreemptVerb:
     async def test_the_capacity_of_the_node_that_kube_scheduler_nominated_is_kept_too(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         live = arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
         answer = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-middle",))}))
@@ -481,14 +481,14 @@ class TestPreemptVerb:
         assert rig.api.evicted == [], "kube-scheduler does that itself"
 
     async def test_a_nominated_node_that_was_not_in_our_answer_is_not_kept(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         arrive(rig, "wanted", 10, HIGH)
         rig.change("wanted", status={"nominatedNodeName": "n1"})
         rig.catch_up()
         assert rig.ledger.nominations() == []
 
     async def test_a_terminating_pod_is_named_before_others(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.change("middle", metadata={**rig.live("middle")["metadata"], "deletionTimestamp": "2023-11-14T22:13:50Z"})
         rig.catch_up()
         live = arrive(rig, "wanted", 10, HIGH)

@@ -9,17 +9,17 @@ from gputile.kube.api import OutcomeUnknown
 from gputile.scheduler.extender_api import OfferedVictims
 from gputile.scheduler.preemption.executor import PlanBackoff
 from gputile.testing.builders import node
-from tests.scheduler.crowds import (
+from tests.scheduler.preemption_helpers import (
     HIGH,
     LOW,
     MIDDLE,
     arrive,
     ask,
-    crowded,
+    full_cluster,
     gone,
     guard,
-    heir_of,
     later,
+    new_leader_of,
     nominated,
     planned,
     settle,
@@ -28,9 +28,9 @@ from tests.scheduler.crowds import (
 from tests.scheduler.rig import Rig, refused
 
 
-class TestTheLoopDies:
+class TestTheLoopContinues:
     async def test_a_second_candidate_is_gone_while_the_first_is_handled(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         arrive(rig, "first", 10, HIGH)
         arrive(rig, "second", 10, HIGH - 1)
         rig.filter("first"), rig.filter("second")
@@ -54,7 +54,7 @@ class TestTheLoopDies:
         await rig.preemptor.round()
 
     async def test_a_new_term_while_an_expired_nomination_is_removed(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         later(rig, 41)
         rig.api.script["patch_pod"] = [rig.preemptor.on_elected]
@@ -63,7 +63,7 @@ class TestTheLoopDies:
         await rig.preemptor.round()
 
     async def test_a_new_term_while_an_eviction_is_refused(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
 
         def term() -> None:
             rig.leading = True
@@ -74,20 +74,20 @@ class TestTheLoopDies:
         await planned(rig)
 
     async def test_an_unreadable_deletion_timestamp(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         stamp(rig, "middle", "soon")
         await planned(rig)
 
     async def test_a_nomination_that_lasts_too_long(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         annotations = rig.live("wanted")["metadata"]["annotations"]
         head, _, tail = annotations[NOMINATION].partition('"until":')
         annotations[NOMINATION] = f'{head}"until":{"9" * 400},{tail.partition(",")[2]}'
-        heir_of(rig)
+        new_leader_of(rig)
 
     async def test_the_thousandth_failure(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [refused(429)]
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
@@ -96,9 +96,9 @@ class TestTheLoopDies:
         await rig.preemptor.round()
 
 
-async def test_names_are_looked_up_once_for_each_list_that_came() -> None:
-    """A thousand pods may wait, each with thousands of names, and a round comes four times a second."""
-    rig = await crowded()
+async def test_names_are_looked_up_once_for_each_list() -> None:
+    """A thousand pods may be pending, each with thousands of names, and there are four rounds per second."""
+    rig = await full_cluster()
     arrive(rig, "wanted", 17, HIGH)  # too large for any card
     rig.filter("wanted")
     await rig.preemptor.round()
@@ -110,7 +110,7 @@ async def test_names_are_looked_up_once_for_each_list_that_came() -> None:
 
 class TestNeverBinds:
     async def test_the_nominated_pod_is_nudged_when_it_fits(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         rig.catch_up()
         rig.clock.now += 30
@@ -122,7 +122,7 @@ class TestNeverBinds:
         assert NUDGED in rig.live("wanted")["metadata"]["annotations"]
 
     async def test_two_pods_that_kube_scheduler_nominates_for_the_same_capacity(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         for name in ("a", "b"):
             arrive(rig, name, 10, HIGH)
             rig.filter(name)
@@ -134,7 +134,7 @@ class TestNeverBinds:
         assert rig.filter("a").names or rig.filter("b").names, "one of them fits"
 
     async def test_the_same_capacity_nominated_by_both_ways(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         arrive(rig, "theirs", 10, HIGH)
         arrive(rig, "ours", 10, HIGH)
         rig.filter("theirs"), rig.filter("ours")
@@ -147,7 +147,7 @@ class TestNeverBinds:
         assert rig.filter("theirs").names or rig.filter("ours").names
 
     async def test_a_stuck_pod_is_not_chosen_as_victim(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         stamp(rig, "low", "2023-11-14T22:00:00Z")  # a finalizer, a dead kubelet: should have left long ago
         await planned(rig)
         assert rig.api.evicted == ["default/middle"]
@@ -164,7 +164,7 @@ class TestNeverBinds:
         assert rig.api.evicted == ["default/middle"]
 
     async def test_a_victim_that_is_refused_for_good_is_not_chosen_again(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [refused(403)] * 100  # an admission webhook protects `low`
         real = rig.api.evict
 
@@ -192,7 +192,7 @@ class TestNeverBinds:
         assert sorted(rig.api.evicted) == ["default/a", "default/c"]
 
     async def test_more_than_a_hundred_candidates_do_not_starve_each_other(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         names = [f"w{i}" for i in range(120)]
         for name in names:
             arrive(rig, name, 10, HIGH)
@@ -205,7 +205,7 @@ class TestNeverBinds:
         assert rig.api.evicted != []
 
     async def test_a_hundred_hopeless_candidates_do_not_starve_the_others(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         for i in range(100):
             arrive(rig, f"w{i}", 10, HIGH + 1, annotations={"gputile.io/model": "H100"})  # no eviction cures that
         arrive(rig, "wanted", 10, HIGH)
@@ -224,7 +224,7 @@ class TestNeverBinds:
         assert rig.api.evicted == ["default/low"]
 
 
-class TestNeedless:
+class TestNeedlessEvictions:
     async def test_a_terminating_pod_of_higher_priority_frees_capacity_too(self) -> None:
         rig = Rig(node("n1").cards(2, size=16))
         await settle(rig, "king", 10, HIGH + 1)
@@ -234,7 +234,7 @@ class TestNeedless:
         assert rig.api.evicted == []
 
     async def test_no_pod_is_evicted_for_a_terminating_pod(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
         stamp(rig, "wanted", "2023-11-14T22:13:50Z")  # a finalizer keeps it
@@ -243,7 +243,7 @@ class TestNeedless:
         assert rig.api.evicted == []
 
     async def test_kube_scheduler_acts_during_our_search(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
 
@@ -258,7 +258,7 @@ class TestNeedless:
         assert rig.api.evicted == []
 
     async def test_a_retry_checks_whether_it_is_still_needed(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [OutcomeUnknown("reset")]
         await planned(rig)
         gone(rig, "middle")  # it fits now
@@ -268,7 +268,7 @@ class TestNeedless:
         assert rig.api.evicted == []
 
     async def test_a_pod_that_is_being_bound_elsewhere_needs_no_victims(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [OutcomeUnknown("reset")]
         await planned(rig)
         rig.api.add_node(node("n3").card(size=16).manifest())
@@ -280,7 +280,7 @@ class TestNeedless:
         assert rig.api.evicted == []
 
     async def test_no_pod_is_evicted_for_a_nomination_that_expires_before_the_victim_is_gone(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [OutcomeUnknown("reset")] * 7
         await planned(rig)
         for _ in range(7):
@@ -291,7 +291,7 @@ class TestNeedless:
             assert rig.ledger.nominations() != []
 
     async def test_backoff_also_when_the_end_cannot_be_written(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         await planned(rig)
         gone(rig, "low")
         arrive(rig, "king", 10, HIGH + 1)
@@ -303,7 +303,7 @@ class TestNeedless:
         assert rig.api.evicted == ["default/low"], "it should rest for 30 s"
 
     async def test_a_withdrawn_plan_is_not_restored(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [refused(429)]
         rig.api.script["patch_pod"] = [None, OutcomeUnknown("reset")]
         await planned(rig)
@@ -313,7 +313,7 @@ class TestNeedless:
         assert rig.api.evicted == [], "it should rest for 30 s"
 
     async def test_what_a_withdrawal_could_not_write_is_written_later(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [refused(429)]
         rig.api.script["note"] = [None, OutcomeUnknown("reset")]
         await planned(rig)
@@ -324,7 +324,7 @@ class TestNeedless:
         assert NOMINATION not in rig.live("wanted")["metadata"]["annotations"]
 
     async def test_backoff_is_not_forgotten_when_many_pods_are_pending(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.script["evict"] = [refused(429)]
         await planned(rig)
         for i in range(100):
@@ -349,7 +349,7 @@ class TestNeedless:
         assert rig.api.evicted == ["default/a"], "one is enough"
 
     async def test_two_plans_of_one_round_do_not_violate_a_budget(self) -> None:
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.guards = [guard(1)]
         rig.api.script["evict"] = [lambda: rig.api.guards.__setitem__(0, guard(0))]  # the API server charges it at once
         arrive(rig, "second", 10, HIGH - 1)
@@ -363,10 +363,10 @@ class TestNeedless:
         await settle(rig, "b", 8, LOW)
         rig.api.script["evict"] = [None, OutcomeUnknown("the process died here")]
         await planned(rig, size=16)
-        heir = heir_of(rig)
-        heir.api.script["evict"] = [refused(429)]
-        await heir.preemptor.round()
-        assert heir.ledger.nominations() != [], "a pod was evicted for it already"
+        new_leader = new_leader_of(rig)
+        new_leader.api.script["evict"] = [refused(429)]
+        await new_leader.preemptor.round()
+        assert new_leader.ledger.nominations() != [], "a pod was evicted for it already"
 
     async def test_events_that_are_refused_do_not_slow_evictions_down(self) -> None:
         rig = Rig(node("n1").card(size=20, slots=20))
@@ -381,7 +381,7 @@ class TestNeedless:
 
     async def test_nodes_of_a_filter_call_of_long_ago(self) -> None:
         """kube-scheduler does not call at all when its own filters leave no node: cordoned, tainted."""
-        rig = await crowded()
+        rig = await full_cluster()
         rig.api.guards = [guard(0)]
         await planned(rig)
         later(rig, 3600)

@@ -20,7 +20,18 @@ from gputile.model.refusals import SENTENCE, NodeReason
 from gputile.scheduler.extender_api import FilterAnswer, FilterArgs, OfferedVictims
 from gputile.scheduler.settings import PreemptSettings
 from gputile.testing.builders import NodeBuilder, node, pod
-from tests.scheduler.crowds import HIGH, LOW, MIDDLE, arrive, ask, gone, notes, planned, settle, wish
+from tests.scheduler.preemption_helpers import (
+    HIGH,
+    LOW,
+    MIDDLE,
+    arrive,
+    ask,
+    gone,
+    notes,
+    planned,
+    prioritized_pod,
+    settle,
+)
 from tests.scheduler.rig import Rig, bind_args, refused, tile
 from tests.scheduler.test_pending_pods import nudged, rounds
 
@@ -36,13 +47,13 @@ def cards(number: int, model: str = "A100") -> Quota:
     return quota(Limit(model=model, cards=100 * number))
 
 
-def ration(rig: Rig, **namespaces: Quota) -> None:
+def set_quotas(rig: Rig, **namespaces: Quota) -> None:
     rig.apply(rig.ledger.handle(QuotasSet(namespaces)))
 
 
-def rationed(*nodes: NodeBuilder, default: Quota, **settings: Any) -> Rig:
+def rig_with_quotas(*nodes: NodeBuilder, default: Quota, **settings: Any) -> Rig:
     rig = Rig(*(nodes or (node("n1").cards(4, size=16), node("n2").cards(4, "T4", 8))), **settings)
-    ration(rig, default=default)
+    set_quotas(rig, default=default)
     return rig
 
 
@@ -54,7 +65,7 @@ def other_filter(rig: Rig, name: str, namespace: str = "team-b") -> FilterAnswer
 
 class TestFilter:
     def test_a_reservation_counts_for_the_next_pod(self) -> None:
-        rig = rationed(default=cards(2))
+        rig = rig_with_quotas(default=cards(2))
         for name in ("a", "b", "c"):
             rig.arrive(tile(16), name=name)
         assert (rig.filter("a").names, rig.filter("b").names) == (["n1"], ["n1"])
@@ -64,14 +75,14 @@ class TestFilter:
         assert rig.count("refusals_total", code="QuotaExceeded") == 1
 
     def test_other_namespaces_are_not_affected(self) -> None:
-        rig = rationed(default=cards(0))
+        rig = rig_with_quotas(default=cards(0))
         rig.arrive(tile(16))
         assert rig.filter().names == []
         assert other_filter(rig, "theirs").names == ["n1"]
 
     def test_where_the_best_node_would_exceed_the_quota_the_next_is_used(self) -> None:
         """On n1 the two containers fit on two cards only, for 1.2 in sum; on n2 they share one, for 0.7."""
-        rig = rationed(node("n1").cards(2, size=100), node("n2").cards(1, size=100), default=cards(1, "*"))
+        rig = rig_with_quotas(node("n1").cards(2, size=100), node("n2").cards(1, size=100), default=cards(1, "*"))
         for name, limits in (("x", tile(35, 85)), ("y", tile(85, 35))):
             made = rig.api.add_pod(pod(limits, name=name, namespace="team-b", uid=f"uid-{name}"))
             rig.catch_up()
@@ -82,12 +93,12 @@ class TestFilter:
         assert rig.filter_service.filter(FilterArgs(pod=both, names=["n1"])) == FilterAnswer(failed={"n1": USED_UP})
 
     def test_a_million_cards_are_refused_at_once(self) -> None:
-        rig = rationed(default=cards(2))
+        rig = rig_with_quotas(default=cards(2))
         rig.arrive(tile(1, cards=1_000_000), name="greedy")
         assert rig.filter("greedy").names == []
 
     def test_a_model_that_is_not_listed_is_not_offered(self) -> None:
-        rig = rationed(default=cards(1, "T4"))
+        rig = rig_with_quotas(default=cards(1, "T4"))
         rig.arrive(tile(8))
         assert rig.filter().names == ["n2"]
         rig.arrive(tile(16), name="large")
@@ -97,26 +108,26 @@ class TestFilter:
         blue = node("n1").cards(4, size=16).manifest()
         blue["metadata"]["labels"] = {"gputile.io/pool": "blue"}
         rig = Rig(blue, node("n2").cards(4, size=16))
-        ration(rig, default=quota(Limit(model="*"), pools=("red",)))
+        set_quotas(rig, default=quota(Limit(model="*"), pools=("red",)))
         rig.arrive(tile(8))
         assert rig.filter().unresolvable == dict.fromkeys(("n1", "n2"), SENTENCE[NodeReason.QUOTA_POOL])
-        ration(rig, default=quota(Limit(model="*"), pools=("blue",)))
+        set_quotas(rig, default=quota(Limit(model="*"), pools=("blue",)))
         assert rig.filter().names == ["n1"]
 
     def test_the_other_model_is_taken_when_one_is_used_up(self) -> None:
-        rig = rationed(default=quota(Limit(model="A100", cards=50), Limit(model="T4", cards=100)))
+        rig = rig_with_quotas(default=quota(Limit(model="A100", cards=50), Limit(model="T4", cards=100)))
         for name in ("a", "b", "c"):
             rig.arrive(tile(8), name=name)
         assert {rig.filter("a").names[0], rig.filter("b").names[0]} == {"n1", "n2"}
         assert rig.filter("c").names == []
 
     def test_a_request_above_the_limit_is_unresolvable(self) -> None:
-        rig = rationed(default=cards(1))
+        rig = rig_with_quotas(default=cards(1))
         rig.arrive(tile(16, cards=2))
         assert rig.filter().unresolvable["n1"] == USED_UP
 
     def test_a_dry_run_gives_the_same_answer_also_for_nodes_that_do_not_exist_yet(self) -> None:
-        rig = rationed(default=cards(1))
+        rig = rig_with_quotas(default=cards(1))
         rig.arrive(tile(16), name="a")
         rig.filter("a")
         rig.arrive(tile(16), name="b")
@@ -124,18 +135,18 @@ class TestFilter:
         answer = rig.filter_service.dry_run(rig.args("b", whole=True))
         assert answer.names == []
         assert {answer.failed["n1"], answer.unresolvable["new"]} == {USED_UP}
-        ration(rig, default=cards(2))
+        set_quotas(rig, default=cards(2))
         assert rig.filter_service.dry_run(rig.args("b", whole=True)).names == ["n1", "new"]
 
     def test_prioritize_scores_only_nodes_that_the_quota_allows(self) -> None:
-        rig = rationed(default=cards(1, "T4"))
+        rig = rig_with_quotas(default=cards(1, "T4"))
         rig.arrive(tile(8))
         assert rig.filter_service.prioritize(rig.args()) == {"n1": 0, "n2": 10}
 
     def test_containers_that_cost_more_apart_are_not_placed_beyond_the_quota(self) -> None:
         """Alone on a card both fit; here memory is free on one card and cores on another, so they cost two shares."""
         rig = Rig(node("n1").cards(2, size=16), policy="binpack")
-        ration(rig, **{"default": quota(Limit(model="A100", cards=70)), "team-b": quota(Limit(model="*"))})
+        set_quotas(rig, **{"default": quota(Limit(model="A100", cards=70)), "team-b": quota(Limit(model="*"))})
         for index, limits in enumerate((tile(2, cores=50), tile(10, cores=10))):
             made = pod(limits, name=f"b{index}", namespace="team-b", uid=f"uid-b{index}",
                        annotations={"gputile.io/uuid": f"GPU-n1-{index}"})  # fmt: skip
@@ -149,12 +160,12 @@ class TestFilter:
 
 class TestBind:
     async def test_a_quota_exceeded_between_filter_and_bind_is_rejected_with_a_message(self) -> None:
-        rig = rationed(default=cards(2))
+        rig = rig_with_quotas(default=cards(2))
         for name in ("a", "b"):
             rig.arrive(tile(16), name=name)
             rig.filter(name)
         assert await rig.bind("a") == ""
-        ration(rig, default=cards(1))
+        set_quotas(rig, default=cards(1))
         assert await rig.bind("b") == (
             "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends, or raise its quota "
             f"in {HERE}"
@@ -163,7 +174,7 @@ class TestBind:
 
     async def test_pods_without_reservations_cannot_exceed_the_quota_together(self) -> None:
         """kube-scheduler was faster than our watch: nothing was reserved, and both binds arrive at once."""
-        rig = rationed(default=cards(1))
+        rig = rig_with_quotas(default=cards(1))
         for name in ("a", "b"):
             rig.arrive(tile(16), name=name, seen=False)
             assert rig.filter(name).names == ["n1"]
@@ -175,33 +186,33 @@ class TestBind:
         assert len(rig.api.bindings) == 1
 
     async def test_a_rejected_bind_frees_its_quota_and_nudges_others(self) -> None:
-        rig = rationed(default=cards(1))
+        rig = rig_with_quotas(default=cards(1))
         rig.binder.on_freed = rig.apply
         rig.arrive(tile(16), name="a")
         rig.filter("a")
         rig.arrive(tile(16), name="b")
         assert rig.filter("b").names == []
         rig.api.script["bind"] = [refused(422)]
-        assert "the server said 422" in await rig.bind("a")
+        assert "the server returned 422" in await rig.bind("a")
         rig.clock.now += 1.0
         await rounds(rig, 0.5)
         assert nudged(rig) == ["default/b"]
         assert rig.filter("b").names == ["n1"]
 
     async def test_a_restarted_process_counts_existing_pods(self) -> None:
-        rig = rationed(default=cards(1))
+        rig = rig_with_quotas(default=cards(1))
         rig.arrive(tile(16), name="a")
         assert await rig.bind("a", rig.filter("a").names[0]) == ""
-        heir = Rig(*rig.api.nodes.values(), pods=[{**manifest} for manifest in rig.api.pods.values()])
-        ration(heir, default=cards(1))
-        heir.arrive(tile(16), name="b")
-        assert heir.filter("b").failed == {"n1": USED_UP}
-        assert heir.filter("b").names == []
+        new_leader = Rig(*rig.api.nodes.values(), pods=[{**manifest} for manifest in rig.api.pods.values()])
+        set_quotas(new_leader, default=cards(1))
+        new_leader.arrive(tile(16), name="b")
+        assert new_leader.filter("b").failed == {"n1": USED_UP}
+        assert new_leader.filter("b").names == []
 
 
 class TestPending:
     def full(self, **settings: Any) -> Rig:
-        rig = rationed(default=cards(1), **settings)
+        rig = rig_with_quotas(default=cards(1), **settings)
         rig.arrive(tile(16), name="old", annotations=_grant("old"), on="n1")
         rig.arrive(tile(16))
         assert rig.filter().names == []
@@ -221,7 +232,7 @@ class TestPending:
 
     async def test_equal_requests_of_two_namespaces_have_their_own_reasons(self) -> None:
         rig = self.full()
-        ration(rig, **{"default": cards(1), "team-b": cards(0)})
+        set_quotas(rig, **{"default": cards(1), "team-b": cards(0)})
         other_filter(rig, "theirs")
         await rounds(rig, 0.25)
         assert "default holds 1 of 1" in notes(rig, "web-0")[0][1]
@@ -237,7 +248,7 @@ class TestPending:
     async def test_or_when_it_is_raised(self) -> None:
         rig = self.full()
         rig.filter()
-        ration(rig, default=cards(2))
+        set_quotas(rig, default=cards(2))
         assert rig.filter().names == ["n1"]
 
     async def test_and_does_not_apply_to_other_namespaces(self) -> None:
@@ -256,7 +267,7 @@ class TestPending:
         rig.clock.now += 1.0
         await rounds(rig, 0.5)
         assert nudged(rig) == []
-        ration(rig, default=cards(2))
+        set_quotas(rig, default=cards(2))
         await rounds(rig, 0.5)
         assert nudged(rig) == ["default/web-0"]
 
@@ -273,7 +284,7 @@ class TestPending:
         assert NUDGED not in rig.live()["metadata"]["annotations"]
 
     async def test_an_expired_reservation_frees_quota_too(self) -> None:
-        rig = rationed(default=cards(1))
+        rig = rig_with_quotas(default=cards(1))
         for name in ("a", "b"):
             rig.arrive(tile(16), name=name)
             rig.filter(name)
@@ -299,7 +310,7 @@ def _grant(name: str, index: int = 0) -> dict[str, str]:
 
 async def theirs(rig: Rig, name: str, size: int, priority: int) -> None:
     """A pod of another namespace that runs."""
-    made = rig.api.add_pod(wish(name, tile(size), priority, namespace="team-b"))
+    made = rig.api.add_pod(prioritized_pod(name, tile(size), priority, namespace="team-b"))
     rig.catch_up()
     [on, *_] = rig.filter_service.filter(FilterArgs(pod=made, names=list(rig.api.nodes))).names
     args = msgspec.structs.replace(bind_args(name, on), namespace="team-b")
@@ -309,7 +320,7 @@ async def theirs(rig: Rig, name: str, size: int, priority: int) -> None:
 
 class TestPreemption:
     async def test_a_pod_of_its_namespace_is_evicted_although_cards_are_free(self) -> None:
-        rig = rationed(node("n1").cards(2, size=16), node("n2").cards(2, size=16), default=cards(1))
+        rig = rig_with_quotas(node("n1").cards(2, size=16), node("n2").cards(2, size=16), default=cards(1))
         await settle(rig, "mine", 16, LOW)
         await theirs(rig, "theirs", 16, LOW)
         await planned(rig, size=16)
@@ -324,8 +335,8 @@ class TestPreemption:
         rig.ledger.check()
 
     async def test_no_pod_of_another_namespace_is_evicted_when_the_quota_is_used_up(self) -> None:
-        rig = rationed(node("n1").cards(2, size=16), default=cards(1))
-        ration(rig, **{"default": cards(1), "team-b": cards(9)})
+        rig = rig_with_quotas(node("n1").cards(2, size=16), default=cards(1))
+        set_quotas(rig, **{"default": cards(1), "team-b": cards(9)})
         await settle(rig, "mine", 16, HIGH)
         await theirs(rig, "theirs", 16, LOW)
         await planned(rig, size=16)
@@ -334,18 +345,18 @@ class TestPreemption:
 
     async def test_the_preempt_verb_names_pods_of_its_namespace_and_pods_in_the_way(self) -> None:
         """One card for quota, two to fit: the pod of its namespace frees quota, the other pod the second card."""
-        rig = rationed(node("n1").cards(3, size=16), default=cards(2), preempt=PreemptSettings(own=False))
+        rig = rig_with_quotas(node("n1").cards(3, size=16), default=cards(2), preempt=PreemptSettings(own=False))
         await settle(rig, "mine", 16, LOW)
         await theirs(rig, "rock", 16, HIGH)
         await theirs(rig, "theirs", 16, LOW)
-        rig.api.add_pod(wish("wanted", tile(16, cards=2), HIGH))
+        rig.api.add_pod(prioritized_pod("wanted", tile(16, cards=2), HIGH))
         rig.catch_up()
         assert rig.filter("wanted").failed == {"n1": USED_UP}
         answer = ask(rig, "wanted", n1=OfferedVictims(("uid-theirs",)))
         assert answer == {"n1": OfferedVictims(("uid-mine", "uid-theirs"))}
 
     async def test_terminating_pods_on_any_node_count_as_gone(self) -> None:
-        rig = rationed(node("n1").card(size=16), node("n2").card(size=16), default=cards(2))
+        rig = rig_with_quotas(node("n1").card(size=16), node("n2").card(size=16), default=cards(2))
         await settle(rig, "going", 16, LOW)
         await settle(rig, "mine", 16, LOW)
         metadata = {**rig.live("going")["metadata"], "deletionTimestamp": "2023-11-14T22:13:50Z"}
@@ -355,7 +366,7 @@ class TestPreemption:
         assert rig.api.evicted == []
 
     async def test_of_its_namespace_the_pod_of_lowest_priority_is_evicted(self) -> None:
-        rig = rationed(node("n1").cards(4, size=16), default=cards(2))
+        rig = rig_with_quotas(node("n1").cards(4, size=16), default=cards(2))
         await settle(rig, "middle", 16, MIDDLE)
         await settle(rig, "low", 16, LOW)
         await planned(rig, size=16)
@@ -370,19 +381,19 @@ class TestBoundByAnotherScheduler:
         return made
 
     async def test_a_pod_bound_by_another_scheduler_gets_no_card_beyond_its_quota(self) -> None:
-        rig = rationed(default=cards(0))
+        rig = rig_with_quotas(default=cards(0))
         self.bound(rig, phase="Pending", startTime="2023-11-14T22:13:50Z")
         await rig.reconciler.round()
         assert rig.written("around") is None
         [(reason, why)] = notes(rig, "around")
         assert reason == "NoFittingGPU"
         assert why.startswith("bound to n1 by another scheduler, beyond its quota: default holds 0 of 0 A100; ")
-        ration(rig, default=cards(1))
+        set_quotas(rig, default=cards(1))
         await rig.reconciler.round()
         assert rig.written("around") is not None
 
     async def test_a_running_pod_is_in_the_ledger_all_the_same(self) -> None:
-        rig = rationed(default=cards(0))
+        rig = rig_with_quotas(default=cards(0))
         self.bound(rig, phase="Running")
         await rig.reconciler.round()
         assert rig.written("around") is not None, "else its card would be allocated again"
@@ -392,7 +403,7 @@ class TestBoundByAnotherScheduler:
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_order_of_filters_and_binds_exceeds_the_quota(seed: int) -> None:
     """Forty pods of which the quota allows ten; filters and binds in any order, some answers lost, some pods ending."""
-    rig = rationed(node("n1").cards(8, size=16), node("n2").cards(8, size=16), default=cards(5))
+    rig = rig_with_quotas(node("n1").cards(8, size=16), node("n2").cards(8, size=16), default=cards(5))
     names = [f"p{n}" for n in range(40)]
     for name in names:
         rig.arrive(tile(8), name=name, seen=hash((seed, name)) % 7 != 0)

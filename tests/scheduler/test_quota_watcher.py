@@ -28,7 +28,7 @@ BROKEN = "namespaces: {team-a: {limits: [{crads: 9}]}}"
 TITLE = "kube-system/gputile-quota"
 
 
-class Trial:
+class WatcherRig:
     """A quota watcher, and the cluster that it watches."""
 
     def __init__(self, api: MemoryApi | None = None, **settings: Any) -> None:
@@ -65,40 +65,40 @@ class Trial:
 
 
 @asynccontextmanager
-async def following(trial: Trial) -> AsyncIterator[Trial]:
-    task = asyncio.create_task(trial.quota_watcher.run())
+async def following(rig: WatcherRig) -> AsyncIterator[WatcherRig]:
+    task = asyncio.create_task(rig.quota_watcher.run())
     try:
-        await trial.until(trial.quota_watcher.known.is_set)
-        yield trial
+        await rig.until(rig.quota_watcher.known.is_set)
+        yield rig
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_an_edit_takes_effect_at_once_and_nudges_pending_pods() -> None:
-    async with following(Trial()) as trial:
-        assert trial.ledger.quota_usage.quotas == {}
-        trial.write(ONE_CARD)
-        await trial.until(lambda: trial.cards() == 100)
-        assert trial.done == [Freed("")]
-        trial.write(TWO_CARDS)
-        await trial.until(lambda: trial.cards() == 200)
-        trial.api.delete_config_map("kube-system", "gputile-quota")
-        await trial.until(lambda: trial.cards() is None)
-        assert len(trial.done) == 3
-        assert trial.number("quota_edits_total", configmap=TITLE, result="taken") == 3
+    async with following(WatcherRig()) as rig:
+        assert rig.ledger.quota_usage.quotas == {}
+        rig.write(ONE_CARD)
+        await rig.until(lambda: rig.cards() == 100)
+        assert rig.done == [Freed("")]
+        rig.write(TWO_CARDS)
+        await rig.until(lambda: rig.cards() == 200)
+        rig.api.delete_config_map("kube-system", "gputile-quota")
+        await rig.until(lambda: rig.cards() is None)
+        assert len(rig.done) == 3
+        assert rig.number("quota_edits_total", configmap=TITLE, result="taken") == 3
 
 
 async def test_an_invalid_edit_changes_nothing_and_is_reported_once() -> None:
-    trial = Trial()
-    trial.write(ONE_CARD)
-    async with following(trial):
-        trial.write(BROKEN)
-        await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
-        assert trial.cards() == 100
+    rig = WatcherRig()
+    rig.write(ONE_CARD)
+    async with following(rig):
+        rig.write(BROKEN)
+        await rig.until(lambda: rig.number("quota_invalid", configmap=TITLE))
+        assert rig.cards() == 100
         for _ in range(3):
-            await trial.quota_watcher.report()
-        [note] = trial.api.notes
+            await rig.quota_watcher.report()
+        [note] = rig.api.notes
         assert (note.about, note.namespace, note.pod, note.reason) == (
             "ConfigMap",
             "kube-system",
@@ -107,19 +107,19 @@ async def test_an_invalid_edit_changes_nothing_and_is_reported_once() -> None:
         )
         assert "namespace `team-a`: `limits[0]`: the field `crads` does not exist" in note.message
         assert note.message.endswith("The previous content stays in force: quotas of 1 namespaces.")
-        trial.now += REPEAT + 1
-        await trial.quota_watcher.report()
-        assert len(trial.api.notes) == 2, "Events are kept for one hour only"
-        trial.write(TWO_CARDS)
-        await trial.until(lambda: trial.cards() == 200)
-        assert trial.number("quota_invalid", configmap=TITLE) == 0
-        trial.now += REPEAT + 1
-        await trial.quota_watcher.report()
-        assert len(trial.api.notes) == 2
+        rig.now += REPEAT + 1
+        await rig.quota_watcher.report()
+        assert len(rig.api.notes) == 2, "Events are kept for one hour only"
+        rig.write(TWO_CARDS)
+        await rig.until(lambda: rig.cards() == 200)
+        assert rig.number("quota_invalid", configmap=TITLE) == 0
+        rig.now += REPEAT + 1
+        await rig.quota_watcher.report()
+        assert len(rig.api.notes) == 2
 
 
 async def test_a_process_that_starts_after_the_mistake_knows_the_last_good_quota() -> None:
-    first = Trial()
+    first = WatcherRig()
     first.write(ONE_CARD)
     async with following(first):
         await first.quota_watcher.report()
@@ -128,34 +128,34 @@ async def test_a_process_that_starts_after_the_mistake_knows_the_last_good_quota
         await first.quota_watcher.report()
     kept = first.api.config_maps[TITLE]["metadata"]["annotations"]
     assert kept == {LAST_GOOD: ONE_CARD}, "written again, because the edit had removed it"
-    async with following(Trial(first.api)) as second:
+    async with following(WatcherRig(first.api)) as second:
         assert second.cards() == 100
         assert second.number("quota_invalid", configmap=TITLE) == 1
 
 
 async def test_an_unreadable_last_good_quota_is_no_quota() -> None:
-    trial = Trial()
-    trial.write(BROKEN)
-    trial.api.config_maps[TITLE]["metadata"]["annotations"] = {LAST_GOOD: "["}
-    async with following(trial):
-        assert trial.ledger.quota_usage.quotas == {}
-        await trial.quota_watcher.report()
-        assert trial.api.notes[0].message.endswith("The previous content stays in force: no quota.")
+    rig = WatcherRig()
+    rig.write(BROKEN)
+    rig.api.config_maps[TITLE]["metadata"]["annotations"] = {LAST_GOOD: "["}
+    async with following(rig):
+        assert rig.ledger.quota_usage.quotas == {}
+        await rig.quota_watcher.report()
+        assert rig.api.notes[0].message.endswith("The previous content stays in force: no quota.")
 
 
 async def test_only_the_leader_writes() -> None:
-    trial = Trial()
-    trial.write(ONE_CARD)
-    async with following(trial):
-        trial.write(BROKEN)
-        await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
-        trial.leading = False
-        await trial.quota_watcher.report()
-        assert trial.api.notes == []
-        assert "annotations" not in trial.api.config_maps[TITLE]["metadata"]
-        trial.leading = True
-        await trial.quota_watcher.report()
-        assert len(trial.api.notes) == 1
+    rig = WatcherRig()
+    rig.write(ONE_CARD)
+    async with following(rig):
+        rig.write(BROKEN)
+        await rig.until(lambda: rig.number("quota_invalid", configmap=TITLE))
+        rig.leading = False
+        await rig.quota_watcher.report()
+        assert rig.api.notes == []
+        assert "annotations" not in rig.api.config_maps[TITLE]["metadata"]
+        rig.leading = True
+        await rig.quota_watcher.report()
+        assert len(rig.api.notes) == 1
 
 
 class ReadOnly(MemoryApi):
@@ -169,33 +169,33 @@ class ReadOnly(MemoryApi):
 
 
 async def test_a_failed_write_stops_nothing() -> None:
-    trial = Trial(ReadOnly())
-    trial.write(ONE_CARD)
-    async with following(trial):
-        trial.write(BROKEN)
-        await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
+    rig = WatcherRig(ReadOnly())
+    rig.write(ONE_CARD)
+    async with following(rig):
+        rig.write(BROKEN)
+        await rig.until(lambda: rig.number("quota_invalid", configmap=TITLE))
         for _ in range(3):
-            await trial.quota_watcher.report()
-        trial.write(TWO_CARDS)
-        await trial.until(lambda: trial.cards() == 200)
+            await rig.quota_watcher.report()
+        rig.write(TWO_CARDS)
+        await rig.until(lambda: rig.cards() == 200)
 
 
 async def test_our_config_map_counts_before_the_old_one_and_each_has_its_own_last_good() -> None:
-    trial = Trial()
-    trial.write('{"team-a": {"quota": {"T4": 7}}, "team-b": {"quota": {"T4": 3}}}', "gpuquota", "gpu_quota")
-    trial.write(ONE_CARD)
-    async with following(trial):
-        await trial.until(lambda: (trial.cards(), trial.cards("team-b")) == (100, 300))
-        trial.write("{", "gpuquota", "gpu_quota")
-        await trial.until(lambda: trial.number("quota_invalid", configmap="kube-system/gpuquota"))
-        trial.api.delete_config_map("kube-system", "gputile-quota")
-        await trial.until(lambda: (trial.cards(), trial.cards("team-b")) == (700, 300))
+    rig = WatcherRig()
+    rig.write('{"team-a": {"quota": {"T4": 7}}, "team-b": {"quota": {"T4": 3}}}', "gpuquota", "gpu_quota")
+    rig.write(ONE_CARD)
+    async with following(rig):
+        await rig.until(lambda: (rig.cards(), rig.cards("team-b")) == (100, 300))
+        rig.write("{", "gpuquota", "gpu_quota")
+        await rig.until(lambda: rig.number("quota_invalid", configmap="kube-system/gpuquota"))
+        rig.api.delete_config_map("kube-system", "gputile-quota")
+        await rig.until(lambda: (rig.cards(), rig.cards("team-b")) == (700, 300))
 
 
 async def test_an_empty_name_watches_nothing() -> None:
-    trial = Trial(name="", old_name="")
-    assert trial.quota_watcher.known.is_set()
-    assert trial.quota_watcher.sources == []
+    rig = WatcherRig(name="", old_name="")
+    assert rig.quota_watcher.known.is_set()
+    assert rig.quota_watcher.sources == []
 
 
 FORBIDDEN = WatchFailed("HTTP 403", forbidden=True)
@@ -215,9 +215,9 @@ class Scripted(MemoryApi):
 
 
 async def test_without_the_right_to_read_config_maps_there_is_no_quota() -> None:
-    async with following(Trial(Scripted(*[FORBIDDEN] * MAX_FORBIDDEN))) as trial:
-        assert trial.ledger.quota_usage.quotas == {}
-        assert trial.number("watch_failures_total", kind="configmaps") == 2 * MAX_FORBIDDEN
+    async with following(WatcherRig(Scripted(*[FORBIDDEN] * MAX_FORBIDDEN))) as rig:
+        assert rig.ledger.quota_usage.quotas == {}
+        assert rig.number("watch_failures_total", kind="configmaps") == 2 * MAX_FORBIDDEN
 
 
 @pytest.mark.parametrize(
@@ -230,15 +230,15 @@ async def test_without_the_right_to_read_config_maps_there_is_no_quota() -> None
 )
 async def test_it_waits_for_an_api_server_that(updates: list[WatchUpdate[QuotaConfigMap]]) -> None:
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05), following(Trial(Scripted(*updates))):
+        async with asyncio.timeout(0.05), following(WatcherRig(Scripted(*updates))):
             pass
 
 
 async def test_an_undecodable_config_map_is_invalid_too() -> None:
-    async with following(Trial(Scripted(Undecodable("ConfigMap gputile-quota", "Expected `str`")))) as trial:
-        assert trial.number("quota_invalid", configmap=TITLE) == 1
-        await trial.quota_watcher.report()
-        assert trial.api.notes == [], "its UID is unknown"
+    async with following(WatcherRig(Scripted(Undecodable("ConfigMap gputile-quota", "Expected `str`")))) as rig:
+        assert rig.number("quota_invalid", configmap=TITLE) == 1
+        await rig.quota_watcher.report()
+        assert rig.api.notes == [], "its UID is unknown"
 
 
 # ---- in the process -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from gputile.ledger.ledger import AllocationState
 from gputile.scheduler.binding.reconciler import RETRY, ROUND
 from gputile.scheduler.settings import BindSettings
 from gputile.testing.builders import node
-from tests.scheduler.rig import Lands, Rig, refused, tile
+from tests.scheduler.rig import LostResponse, Rig, refused, tile
 from tests.scheduler.test_cluster_state import grant
 
 HAMI = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8}
@@ -60,7 +60,7 @@ class TestPodsBoundByAnotherScheduler:
         await task
 
     @pytest.mark.parametrize(
-        "failure", [refused(429), OutcomeUnknown("reset"), Lands()], ids=["rejected", "lost", "written-and-lost"]
+        "failure", [refused(429), OutcomeUnknown("reset"), LostResponse()], ids=["rejected", "lost", "written-and-lost"]
     )
     async def test_written_again_after_a_failure_with_the_same_cards(self, failure: Any) -> None:
         r = rig()
@@ -247,7 +247,7 @@ class TestLookingUp:
     async def lost(self, r: Rig, *, is_written: bool) -> None:
         """A bind without an answer, and the time after which the ledger wants it looked up."""
         r.arrive(tile(8))
-        r.api.script["bind"] = [Lands() if is_written else OutcomeUnknown("reset")]
+        r.api.script["bind"] = [LostResponse() if is_written else OutcomeUnknown("reset")]
         assert "no answer from the API server" in await r.bind()
         r.clock.now += r.settings.ledger.assume_ttl
         r.apply(r.ledger.handle(Tick(r.clock.now)))

@@ -48,7 +48,7 @@ QUOTAS = [
 ]
 
 
-def remembered(rig: Rig) -> float:
+def cached(rig: Rig) -> float:
     return rig.count("cached_rejections_total")
 
 
@@ -69,7 +69,7 @@ class TestARepeatedRejection:
         again = rig.filter("late")
         assert (first.names, first.failed) == ([], dict.fromkeys(["n1", "n2"], SENTENCE[NodeReason.MEMORY]))
         assert (again.failed, again.unresolvable) == (first.failed, first.unresolvable)
-        assert remembered(rig) == 1
+        assert cached(rig) == 1
 
     def test_is_encoded_once_and_is_the_same(self) -> None:
         rig = full()
@@ -83,7 +83,7 @@ class TestARepeatedRejection:
         rig.arrive(tile(5), name="later")
         first = rig.filter("late", ["n1", "n2"])
         assert rig.filter("later", ["n2", "n1"]).failed == first.failed
-        assert remembered(rig) == 1
+        assert cached(rig) == 1
 
     def test_is_counted_and_reported_like_the_first(self) -> None:
         rig = full()
@@ -98,19 +98,19 @@ class TestARepeatedRejection:
         rig = full()
         rig.filter("late")
         assert list(rig.filter("late", ["n2"]).failed) == ["n2"]
-        assert remembered(rig) == 0
+        assert cached(rig) == 0
 
     def test_with_a_node_named_twice_is_computed(self) -> None:
         rig = full()
         for _ in range(2):
             rig.filter("late", ["n1", "n1"])
-        assert remembered(rig) == 0
+        assert cached(rig) == 0
 
     def test_for_an_unknown_node_is_valid_until_the_node_is_known(self) -> None:
         rig = full()
         for _ in range(2):
             assert rig.filter("late", ["n1", "n9"]).unresolvable == {"n9": SENTENCE[NodeReason.UNKNOWN_NODE]}
-        assert remembered(rig) == 1
+        assert cached(rig) == 1
         rig.ledger.handle(NodeSeen(node("n9").cards(1, size=SIZE).node()))
         assert rig.filter("late", ["n1", "n9"]).names == ["n9"]
 
@@ -120,7 +120,7 @@ class TestARepeatedRejection:
         args = rig.args("late", whole=True)
         for _ in range(2):
             assert b'"items":[]' in write_filter(rig.filter_service.filter(args), args)
-        assert remembered(rig) == 0
+        assert cached(rig) == 0
 
     def test_with_a_blocked_node_is_computed(self) -> None:
         """A node with a busy agent is refused for that reason, which free capacity does not change."""
@@ -129,7 +129,7 @@ class TestARepeatedRejection:
         rig.cluster_state.guessing.add("n1")
         rig.filter_service._settings = type(rig.settings)(policy="binpack", other_agents="refuse")
         assert rig.filter("late").unresolvable.keys() == {"n1"}
-        assert remembered(rig) == 0
+        assert cached(rig) == 0
 
     def test_for_a_pod_with_a_nomination_is_computed(self) -> None:
         """The nominated capacity is its own, so the answer for other pods does not apply."""
@@ -154,11 +154,11 @@ class TestARepeatedRejection:
         """With less free capacity a container does not even fit alone."""
         rig = Rig(node("n1").cards(1, size=SIZE))
         rig.arrive(tile(3), tile(5), name="late")
-        home(rig, "first", tile(2))
+        bind_pod(rig, "first", tile(2))
         for _ in range(2):
             assert rig.filter("late").failed == {"n1": SENTENCE[NodeReason.TOGETHER]}
-        assert remembered(rig) == 1
-        home(rig, "second", tile(2))
+        assert cached(rig) == 1
+        bind_pod(rig, "second", tile(2))
         assert rig.filter("late").failed == {"n1": SENTENCE[NodeReason.MEMORY]}
 
     def test_does_not_fill_memory(self) -> None:
@@ -201,14 +201,14 @@ def full() -> Rig:
     """Two nodes of one card each, both fully allocated, and a pending pod."""
     rig = Rig(*(node(name).cards(1, size=SIZE) for name in ("n1", "n2")))
     for number in range(2):
-        home(rig, f"first-{number}", tile(5))
+        bind_pod(rig, f"first-{number}", tile(5))
     rig.arrive(tile(5), name="late")
     return rig
 
 
-def home(rig: Rig, name: str, wish: Json) -> None:
+def bind_pod(rig: Rig, name: str, limits: Json) -> None:
     """A pod that arrives, is filtered and bound."""
-    rig.arrive(wish, name=name)
+    rig.arrive(limits, name=name)
     rig.filter(name)
     asyncio.run(rig.bind(name, rig.node_of(name) or ""))
     rig.catch_up()
@@ -216,38 +216,38 @@ def home(rig: Rig, name: str, wish: Json) -> None:
 
 @examples(60)
 @given(st.randoms(use_true_random=False))
-def test_every_answer_is_that_of_a_new_decision(dice: random.Random) -> None:
+def test_every_answer_is_that_of_a_new_decision(rng: random.Random) -> None:
     """Pods arrive, are filtered repeatedly, bound, and end; nodes and quotas change; time passes."""
     nodes = [node(f"n{n}").cards(2, size=SIZE) for n in range(3)]
     rig = Rig(*nodes)
     for step in range(40):
-        act = dice.choice(["arrive", "filter", "filter", "filter", "filter", "bind", "end", "node", "quota", "tick"])
+        act = rng.choice(["arrive", "filter", "filter", "filter", "filter", "bind", "end", "node", "quota", "tick"])
         names = [item["metadata"]["name"] for item in rig.api.pods.values()]
         waiting = [name for name in names if f"uid-{name}" in rig.cluster_state.pending]
         if act == "arrive":
-            rig.arrive(*dice.choice(WISHES), name=f"p{step}")
+            rig.arrive(*rng.choice(WISHES), name=f"p{step}")
         elif act == "filter" and waiting:
-            check(rig, dice.choice(waiting), dice)
+            check(rig, rng.choice(waiting), rng)
         elif act == "bind" and waiting:
-            name = dice.choice(waiting)
+            name = rng.choice(waiting)
             if rig.node_of(name):
                 asyncio.run(rig.bind(name, rig.node_of(name) or ""))
                 rig.catch_up()
         elif act == "end" and names:
-            rig.change(dice.choice(names), status={"phase": "Succeeded"})
+            rig.change(rng.choice(names), status={"phase": "Succeeded"})
             rig.catch_up()
         elif act == "node":
-            rig.api.add_node(node(f"n{dice.randrange(3)}").cards(2, size=dice.choice([4, SIZE])).manifest())
+            rig.api.add_node(node(f"n{rng.randrange(3)}").cards(2, size=rng.choice([4, SIZE])).manifest())
             rig.catch_up()
         elif act == "quota":
-            rig.ledger.handle(QuotasSet({"default": quota} if (quota := dice.choice(QUOTAS)) else {}))
+            rig.ledger.handle(QuotasSet({"default": quota} if (quota := rng.choice(QUOTAS)) else {}))
         elif act == "tick":
             rig.clock.now += 1.5
             rig.apply(rig.ledger.handle(Tick(rig.clock())))
 
 
-def check(rig: Rig, name: str, dice: random.Random) -> None:
-    asked_about = dice.choice([["n0", "n1", "n2"], ["n2", "n0", "n1"], ["n1", "n0"]])
+def check(rig: Rig, name: str, rng: random.Random) -> None:
+    asked_about = rng.choice([["n0", "n1", "n2"], ["n2", "n0", "n1"], ["n1", "n0"]])
     body = rig.body(name, asked_about)
     again = FilterService(
         rig.cluster_state, rig.requests, rig.availability, settings=rig.settings, metrics=Metrics(), clock=rig.clock

@@ -1,4 +1,4 @@
-"""YAML that anybody may have written: read as PyYAML reads it, but bounded, and without surprises."""
+"""Untrusted YAML: read as PyYAML reads it, but bounded, and without surprises."""
 
 import io
 import math

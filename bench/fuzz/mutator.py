@@ -1,6 +1,7 @@
 """Corrupts inputs: flips, cuts, doubles and splices bytes; drops, doubles and changes keys.
 
-`Spoiler(dice, others)`: `spoil` for JSON, `spoil_bytes` for anything; the same random generator gives the same result.
+`Mutator(rng, others)`: `mutate` for JSON, `mutate_bytes` for anything; the same random generator gives the same
+result.
 """
 
 import json
@@ -20,49 +21,49 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-class Spoiler:
+class Mutator:
     """Corrupts one input, reproducibly. `others`: inputs of which pieces may be spliced in."""
 
-    def __init__(self, dice: random.Random, others: Sequence[bytes]) -> None:
-        self._dice, self._others = dice, others
+    def __init__(self, rng: random.Random, others: Sequence[bytes]) -> None:
+        self._rng, self._others = rng, others
 
-    def spoil(self, body: bytes) -> bytes:
-        if self._dice.random() < 0.6:
+    def mutate(self, body: bytes) -> bytes:
+        if self._rng.random() < 0.6:
             try:
-                return self._spoil_tree(json.loads(body))
+                return self._mutate_tree(json.loads(body))
             except (ValueError, RecursionError):
                 pass  # no longer JSON
-        return self.spoil_bytes(body)
+        return self.mutate_bytes(body)
 
     def times(self) -> int:
-        return self._dice.choice((1, 1, 1, 2, 3, 8))
+        return self._rng.choice((1, 1, 1, 2, 3, 8))
 
     # ---- bytes ------------------------------------------------------------------------------------------------------
 
-    def spoil_bytes(self, body: bytes) -> bytes:
-        begin = self._dice.randrange(len(body) + 1)
-        end = min(len(body), begin + self._dice.choice((0, 1, 1, 2, 8, 64, 1000)))
-        other = self._dice.choice(self._others)
+    def mutate_bytes(self, body: bytes) -> bytes:
+        begin = self._rng.randrange(len(body) + 1)
+        end = min(len(body), begin + self._rng.choice((0, 1, 1, 2, 8, 64, 1000)))
+        other = self._rng.choice(self._others)
         kinds: tuple[Callable[[], bytes], ...] = (
             lambda: body[:begin],
             lambda: body[begin:],
             lambda: body[:begin] + body[end:],
             lambda: body[:end] + body[begin:],
-            lambda: body[:begin] + self._dice.choice(TOKENS) + body[end:],
-            lambda: body[:begin] + self._dice.randbytes(end - begin) + body[end:],
-            lambda: body[:begin] + bytes(byte ^ 1 << self._dice.randrange(8) for byte in body[begin:end]) + body[end:],
-            lambda: body[:begin] + other[self._dice.randrange(len(other) + 1) :],
-            lambda: body[begin:end] * self._dice.choice((2, 100)),
+            lambda: body[:begin] + self._rng.choice(TOKENS) + body[end:],
+            lambda: body[:begin] + self._rng.randbytes(end - begin) + body[end:],
+            lambda: body[:begin] + bytes(byte ^ 1 << self._rng.randrange(8) for byte in body[begin:end]) + body[end:],
+            lambda: body[:begin] + other[self._rng.randrange(len(other) + 1) :],
+            lambda: body[begin:end] * self._rng.choice((2, 100)),
         )
-        return self._dice.choice(kinds)()
+        return self._rng.choice(kinds)()
 
     # ---- trees ------------------------------------------------------------------------------------------------------
 
-    def _spoil_tree(self, tree: Any) -> bytes:
-        parent, key = self._dice.choice(list(_places(tree)) or [(None, None)])
+    def _mutate_tree(self, tree: Any) -> bytes:
+        parent, key = self._rng.choice(list(_places(tree)) or [(None, None)])
         if parent is None:
             return self._written(self._value())
-        match self._dice.randrange(6 if isinstance(parent, dict) else 5):
+        match self._rng.randrange(6 if isinstance(parent, dict) else 5):
             case 0:
                 del parent[key]
             case 1 | 2:
@@ -70,24 +71,24 @@ class Spoiler:
             case 3:
                 parent[key] = [parent[key]]
             case 4:
-                theirs, other = self._dice.choice(list(_places(tree)))
+                theirs, other = self._rng.choice(list(_places(tree)))
                 parent[key], theirs[other] = theirs[other], parent[key]
             case 5:
-                parent[self._dice.choice((str(key).upper(), str(key).lower(), f"{key}x"))] = parent[key]
+                parent[self._rng.choice((str(key).upper(), str(key).lower(), f"{key}x"))] = parent[key]
         return self._written(tree)
 
     def _value(self) -> Any:
-        chance = self._dice.random()
+        chance = self._rng.random()
         if chance < 0.005:
-            return _deep(self._dice.choice((100, 900, 5000)))
+            return _deep(self._rng.choice((100, 900, 5000)))
         if chance < 0.007:
             return "x" * 2**20
-        return self._dice.choice(VALUES)
+        return self._rng.choice(VALUES)
 
     def _written(self, tree: Any) -> bytes:
         """Encode as JSON; NaN and lone surrogates are written too."""
         try:
-            return json.dumps(tree, ensure_ascii=self._dice.random() < 0.5).encode("utf-8", "surrogatepass")
+            return json.dumps(tree, ensure_ascii=self._rng.random() < 0.5).encode("utf-8", "surrogatepass")
         except (ValueError, RecursionError):  # contains itself, or too deep to be encoded
             return b'{"a":' * 100_000
 

@@ -1,4 +1,4 @@
-"""The main invariant of the whole scheduler: no tile is allocated twice, whatever fails and whenever events arrive.
+"""The main invariant of the binder: no tile is allocated twice, whatever fails and whenever events arrive.
 
 A hypothesis state machine plays kube-scheduler (filter, bind, several at once, repeated), the API server (rejects,
 loses answers, is slow), another scheduler, our watch (late, relisted) and operators (delete, complete). The oracle sums
@@ -7,8 +7,8 @@ up the grants in the *cluster*: those of bound pods that have not ended.
 Deliberate bugs it was seen to catch, each alone:
   1. `Binder._write` forgets the tile after a lost answer.
   2. `Binder._assume` places a pod again whose earlier bind may have taken effect.
-  3. `Binder._refused` forgets after a 409 without looking.
-  4. `Binder._refused` takes its own earlier bind for another scheduler's (the time in the grant differs).
+  3. `Binder._rejected` forgets after a 409 without looking.
+  4. `Binder._rejected` takes its own earlier bind for another scheduler's (the time in the grant differs).
   5. `Reconciler._look_up` forgets a pod that the API server shows bound.
   6. `ClusterState` counts a pod as gone when it is terminating.
   7. `ClusterState` does not count the grants on pods.
@@ -30,7 +30,7 @@ from gputile.ledger.ledger import AllocationState, LedgerEntry
 from gputile.scheduler.settings import BindSettings
 from gputile.testing.builders import node, pod
 from tests.effort import EFFORT
-from tests.scheduler.rig import Lands, Rig, Step, refused, tile
+from tests.scheduler.rig import LostResponse, Rig, Step, refused, tile
 
 SIZE, CARDS, NODES = 8, 2, ("n1", "n2")
 LIMITS = st.sampled_from(
@@ -50,8 +50,8 @@ FAILURES = st.sampled_from(
     [
         None,
         None,
-        Lands(),
-        Lands(),
+        LostResponse(),
+        LostResponse(),
         OutcomeUnknown("reset"),
         OutcomeUnknown("reset"),
         refused(429),
@@ -256,4 +256,4 @@ def _uses(manifest: Json) -> dict[str, tuple[int, int]]:
 
 
 Cluster.TestCase.settings = settings(max_examples=80 * EFFORT, stateful_step_count=20)
-TestScheduler = Cluster.TestCase
+TestBinder = Cluster.TestCase

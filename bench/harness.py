@@ -23,16 +23,16 @@ from tests.e2e.pods import pod
 from tests.e2e.processes import Child, TookTooLong
 from tests.e2e.watching import Event, watch
 
-from bench import sampling
+from bench import profiler
 
 CARDS, CARD = 8, 81920  # per node, MiB
-TILE = 8192  # MiB; a tenth of a card
+TILE = 8192  # MiB; a tenth of a GPU
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 TICKS = os.sysconf("SC_CLK_TCK")
 _began = time.monotonic()
 
 
-def say(line: str) -> None:
+def progress(line: str) -> None:
     """A line of progress, with the seconds since the start."""
     print(f"[{time.monotonic() - _began:7.1f}] {line}", flush=True)
 
@@ -56,32 +56,32 @@ class Cost(msgspec.Struct, frozen=True):
 # ---- nodes and pods -------------------------------------------------------------------------------------------------
 
 
-def joined(kube: Kube, count: int, threads: int = 8) -> list[str]:
+def join_nodes(kube: Kube, count: int, threads: int = 8) -> list[str]:
     """Join `count` equal nodes of 8 GPUs, as gputile's agent would publish them."""
-    say(f"joining {count:,} nodes x {CARDS} GPUs")
+    progress(f"joining {count:,} nodes x {CARDS} GPUs")
     width = len(str(count - 1))
     return list(join(kube, [gpu_node(f"node-{n:0{width}}", CARDS, CARD) for n in range(count)], threads))
 
 
 def one_tile(name: str, memory: int = TILE, **more: Any) -> Manifest:
     """A pod with a tile of a GPU and half a CPU, so that kube-scheduler has its usual work too."""
-    wish = {"gputile.io/gpu": 1, "gputile.io/memory": memory, "cpu": "500m", "memory": "256Mi"}
-    return pod(name, wish, **more)
+    limits = {"gputile.io/gpu": 1, "gputile.io/memory": memory, "cpu": "500m", "memory": "256Mi"}
+    return pod(name, limits, **more)
 
 
-def removed(kube: Kube, space: str) -> None:
+def delete_pods(kube: Kube, namespace: str) -> None:
     """Delete all pods and events of a namespace and wait. On a busy machine that takes longer than one request."""
     for kind, plural in (("Pod", "pods"), ("Event", "events")):
-        while kube.request("GET", f"/api/v1/namespaces/{space}/{plural}?limit=1")["items"]:
+        while kube.request("GET", f"/api/v1/namespaces/{namespace}/{plural}?limit=1")["items"]:
             with suppress(TimeoutError):
-                kube.delete_all(kind, space, grace=0)
+                kube.delete_all(kind, namespace, grace=0)
 
 
 # ---- gputile's process ----------------------------------------------------------------------------------------------
 
 
-class Tenant(Replica):
-    """gputile's process; `plain` uses HTTP instead of the TLS of deploy/, `profile` profiles it."""
+class MeasuredReplica(Replica):
+    """A replica of gputile; `plain` uses HTTP instead of the TLS of deploy/, `profile` profiles it."""
 
     patience = 180.0  # a slow start is a result, not a failure
 
@@ -94,7 +94,7 @@ class Tenant(Replica):
         argv = super()._argv()
         if self._profile is None:
             return argv
-        return [sys.executable, Path(sampling.__file__).resolve(), self._profile, *argv]
+        return [sys.executable, Path(profiler.__file__).resolve(), self._profile, *argv]
 
     def connection(self) -> HTTPConnection:
         """A connection to keep open for many calls."""
@@ -111,13 +111,18 @@ class Tenant(Replica):
         return config
 
 
-def configuration(tenant: Tenant | None, percentage: int, **changes: Any) -> Manifest:
-    """The configuration of kube-scheduler from deploy/; without a tenant the same without an extender."""
+def configuration(replica: MeasuredReplica | None, percentage: int, **changes: Any) -> Manifest:
+    """The configuration of kube-scheduler from deploy/; without a replica the same without an extender."""
     qps = {"qps": 5000, "burst": 5000}  # its client must not be the limit in any variant
     plain = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
-    config = tenant.config(**changes) if tenant else plain
-    elects = {"leaderElect": False}
-    return {**config, "leaderElection": elects, "clientConnection": qps, "percentageOfNodesToScore": percentage}
+    config = replica.config(**changes) if replica else plain
+    leader_election = {"leaderElect": False}
+    return {
+        **config,
+        "leaderElection": leader_election,
+        "clientConnection": qps,
+        "percentageOfNodesToScore": percentage,
+    }
 
 
 # ---- the times of bindings ------------------------------------------------------------------------------------------
@@ -134,14 +139,14 @@ class Bindings:
         self.names: list[str] = []
         self.costs: dict[int, dict[str, Cost]] = {}  # after so many bindings, by program
         self._plane, self._wanted = plane, wanted
-        self._seen: set[str] = set()
+        self._bound: set[str] = set()
         self._all = threading.Event()
 
-    def hear(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         name = event.object["metadata"]["name"]
-        if event.type == "DELETED" or name in self._seen:
+        if event.type == "DELETED" or name in self._bound:
             return
-        self._seen.add(name)
+        self._bound.add(name)
         self.at.append(event.at)
         self.names.append(name)
         if len(self.at) in (1, self._wanted):
@@ -165,10 +170,10 @@ class Bindings:
 
 
 @contextmanager
-def bindings(plane: ControlPlane, space: str, wanted: int, labels: str = "") -> Iterator[Bindings]:
+def bindings(plane: ControlPlane, namespace: str, wanted: int, labels: str = "") -> Iterator[Bindings]:
     recorded = Bindings(plane, wanted)
-    with watch(plane.kube, "Pod", space, labels, fields="spec.nodeName!=") as bound:
-        bound.each(recorded.hear)
+    with watch(plane.kube, "Pod", namespace, labels, fields="spec.nodeName!=") as bound:
+        bound.each(recorded.record)
         yield recorded
 
 

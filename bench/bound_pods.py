@@ -12,33 +12,34 @@ import msgspec
 from tests.e2e.api import Kube, Manifest
 
 
-class Seat(msgspec.Struct, frozen=True):
-    """A pod, its node and its GPUs."""
+class BoundPod(msgspec.Struct, frozen=True):
+    """A pod to create, its node and its GPUs."""
 
-    wish: Manifest
+    manifest: Manifest
     node: str
     cards: tuple[int, ...]  # by index
     memory: int  # MiB of each
 
 
-def seat_all(kube: Kube, space: str, seats: Iterable[Seat], threads: int = 8) -> None:
+def bind_all(kube: Kube, namespace: str, bound_pods: Iterable[BoundPod], threads: int = 8) -> None:
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(lambda pod_seat: seat(kube, space, pod_seat), seats):
+        for _ in pool.map(lambda bound_pod: bind(kube, namespace, bound_pod), bound_pods):
             pass
 
 
-def seat(kube: Kube, space: str, place: Seat) -> None:
-    pod = kube.create(place.wish, space)
+def bind(kube: Kube, namespace: str, bound_pod: BoundPod) -> None:
+    pod = kube.create(bound_pod.manifest, namespace)
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     tiles = [
-        {"uuid": f"GPU-{place.node}-{card}", "index": card, "memory": place.memory, "cores": 0} for card in place.cards
+        {"uuid": f"GPU-{bound_pod.node}-{card}", "index": card, "memory": bound_pod.memory, "cores": 0}
+        for card in bound_pod.cards
     ]
     containers = [{"name": pod["spec"]["containers"][0]["name"], "tiles": tiles, "role": "app"}]
-    grant = {"version": 1, "pod": uid, "node": place.node, "dialect": "gputile", "containers": containers}
+    grant = {"version": 1, "pod": uid, "node": bound_pod.node, "dialect": "gputile", "containers": containers}
     binding = {
         "apiVersion": "v1",
         "kind": "Binding",
         "metadata": {"name": name, "uid": uid, "annotations": {"gputile.io/grant": json.dumps(grant)}},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": place.node},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": bound_pod.node},
     }
-    kube.create(binding, space, "binding")
+    kube.create(binding, namespace, "binding")

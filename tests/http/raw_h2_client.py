@@ -12,7 +12,7 @@ from tests.http.wire import Echo, Wire, receive
 Fields = list[tuple[bytes, bytes]]
 
 
-class Talk:
+class RawH2Client:
     """An HTTP/2 client that sends raw frames; another implementation decodes the received ones."""
 
     def __init__(self, listener: Listener | None = None, *, known: bool = False, settings: bytes = b"") -> None:
@@ -25,7 +25,7 @@ class Talk:
         self._read, self.received = 0, list[Frame]()
         self._begin = frames.PREFACE + frame(frames.SETTINGS, payload=settings)
 
-    def say(self, *parts: bytes) -> "Talk":
+    def send(self, *parts: bytes) -> "RawH2Client":
         receive(self.connection, self.begin() + b"".join(parts))
         return self
 

@@ -14,7 +14,7 @@ from tests.scheduler.rig import Rig, tile
 LOW, MIDDLE, HIGH = 5, 10, 1000
 
 
-def wish(name: str, limits: Json, priority: int, **rest: Any) -> Json:
+def prioritized_pod(name: str, limits: Json, priority: int, **rest: Any) -> Json:
     spec = rest.pop("spec", {})
     manifest = pod(limits, name=name, uid=f"uid-{name}", **rest)
     manifest["spec"] |= {"priority": priority, **spec}
@@ -23,14 +23,14 @@ def wish(name: str, limits: Json, priority: int, **rest: Any) -> Json:
 
 async def settle(rig: Rig, name: str, size: int, priority: int, **rest: Any) -> None:
     """A pod that is bound and runs."""
-    rig.api.add_pod(wish(name, tile(size), priority, **rest))
+    rig.api.add_pod(prioritized_pod(name, tile(size), priority, **rest))
     rig.catch_up()
     assert await rig.bind(name, rig.filter(name).names[0]) == ""
     rig.catch_up()
 
 
 def arrive(rig: Rig, name: str, size: int, priority: int, **rest: Any) -> Pod:
-    added = rig.api.add_pod(wish(name, tile(size), priority, **rest))
+    added = rig.api.add_pod(prioritized_pod(name, tile(size), priority, **rest))
     rig.catch_up()
     return added
 
@@ -40,7 +40,7 @@ def gone(rig: Rig, name: str) -> None:
     rig.catch_up()
 
 
-async def crowded(**settings: Any) -> Rig:
+async def full_cluster(**settings: Any) -> Rig:
     """Two cards of 16, each with 10 allocated: enough in sum for another 10, which fits on no single card."""
     rig = Rig(node("n1").cards(2, size=16), node("n2").card(size=4), **settings)
     await settle(rig, "middle", 10, MIDDLE)
@@ -74,11 +74,11 @@ def guard(allowed: int, **selector: Any) -> Json:
     }
 
 
-def heir_of(rig: Rig) -> Rig:
+def new_leader_of(rig: Rig) -> Rig:
     """Another process that sees the same cluster and has become the leader."""
-    heir = Rig(*rig.api.nodes.values(), pods=[{**item} for item in rig.api.pods.values()])
-    heir.preemptor.on_elected()
-    return heir
+    new_leader = Rig(*rig.api.nodes.values(), pods=[{**item} for item in rig.api.pods.values()])
+    new_leader.preemptor.on_elected()
+    return new_leader
 
 
 def later(rig: Rig, seconds: float) -> None:

@@ -1,6 +1,6 @@
 """Runs a scheduler on an in-memory cluster for a bench over HTTP. Prints its port, then serves until killed.
 
-python -m bench.serving NODES FOLDER        FOLDER: with tls.crt, tls.key and ca.crt; "": plain HTTP
+python -m bench.in_memory_scheduler NODES FOLDER        FOLDER: with tls.crt, tls.key and ca.crt; "": plain HTTP
 """
 
 import asyncio
@@ -22,7 +22,7 @@ TILE = {"gputile.io/gpu": 1, "gputile.io/memory": 1024}
 
 def filter_body(number: int) -> bytes:
     """A body as kube-scheduler sends it, with the names of a hundred nodes; another pod for each number."""
-    manifest = pod(TILE, name=f"asks-{number}", uid=f"uid-asks-{number}")
+    manifest = pod(TILE, name=f"filter-{number}", uid=f"uid-filter-{number}")
     return json.dumps({"Pod": manifest, "Nodes": None, "NodeNames": [f"node-{n}" for n in range(100)]}).encode()
 
 

@@ -163,7 +163,7 @@ class Cluster(RuleBasedStateMachine):
     # ---- what the API server does -----------------------------------------------------------------------------------
 
     @rule(pod=pods, confirmed=st.booleans())
-    def bind_lands(self, pod: str, confirmed: bool) -> None:
+    def bind_is_written(self, pod: str, confirmed: bool) -> None:
         """Confirmed or not: the response may be lost."""
         entry = self.ledger.entry(pod)
         if entry and entry.state is AllocationState.ASSUMED and pod not in self.truth:
@@ -174,7 +174,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(pod=pods)
     def the_answer_to_a_bind_is_lost(self, pod: str) -> None:
         self.assume(pod)
-        self.bind_lands(pod, confirmed=False)
+        self.bind_is_written(pod, confirmed=False)
 
     @rule(pod=pods)
     def bind_is_rejected(self, pod: str) -> None:
@@ -262,7 +262,7 @@ class Cluster(RuleBasedStateMachine):
     def a_nominated_pod_is_bound(self, pod: str, name: str) -> None:
         self.nomination(pod, name)
         self.assume(pod)
-        self.bind_lands(pod, confirmed=True)
+        self.bind_is_written(pod, confirmed=True)
 
     @rule(pod=pods)
     def a_nomination_is_withdrawn(self, pod: str) -> None:
