@@ -2,7 +2,7 @@
 
 It is a folder of the run. Inside the machine its parts are bound over the paths that programs use, so the kubelet,
 containerd and the agent run as on any node and nothing of the host is written. `format(name)` once, `start_boot()` at
-each boot, `binds()` for spaces.py.
+each boot, `binds()` for linux_namespaces.py.
 """
 
 import os

@@ -91,7 +91,7 @@ SystemdCgroup = false
 
 
 def network_config(number: int) -> Manifest:
-    """A bridge in the machine's own network namespace; addresses of a range per machine, forgotten at a reboot."""
+    """A bridge in the machine's own network namespace; each machine has its address range, reset at a reboot."""
     addresses = {
         "type": "host-local",
         "dataDir": "/run/cni",
