@@ -33,7 +33,7 @@ class NodePrograms(msgspec.Struct, frozen=True, kw_only=True):
     """Where the programs are."""
 
     kubelet: Path
-    containerd: Path  # its shim and the network plugins lie beside it
+    containerd: Path  # its shim and the network plugins are in the same folder
     ctr: Path
     runc: Path
     busybox: Path

@@ -199,12 +199,12 @@ def _clock(since: float) -> str:
 
 
 def announce(build: Callable[[Report], msgspec.Struct]) -> None:
-    """Build from a terminal: progress as it comes, then the paths."""
+    """Build from a terminal: print the progress, then the paths."""
     try:
-        made = build(lambda line: print(line, flush=True))
+        built_programs = build(lambda line: print(line, flush=True))
     except (Unavailable, BuildFailed) as reason:
         sys.exit(f"e2e: {reason}")
-    print("\n".join(str(path) for path in msgspec.structs.astuple(made) if isinstance(path, Path)))
+    print("\n".join(str(path) for path in msgspec.structs.astuple(built_programs) if isinstance(path, Path)))
 
 
 if __name__ == "__main__":

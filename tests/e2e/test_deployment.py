@@ -85,14 +85,14 @@ def test_a_second_scheduler_serves_only_its_own_pods(plane: ControlPlane, kube: 
         plane.start_scheduler(name="gpu-scheduler", config=gputile.config("second-scheduler.yaml")),
         watch(kube, "Pod", space) as pods,
     ):
-        kube.create(tile("ours", 7000, schedulerName="gpu-scheduler"), space)
-        kube.create(pod("theirs", {"cpu": "1"}), space)
+        kube.create(tile("gpu-pod", 7000, schedulerName="gpu-scheduler"), space)
+        kube.create(pod("cpu-pod", {"cpu": "1"}), space)
         pods.wait_for(all_bound(2), 20, "both pods are bound")
-        events = wait_until(lambda: events_of(kube, space, "theirs"), 10, "an event names the scheduler")
+        events = wait_until(lambda: events_of(kube, space, "cpu-pod"), 10, "an event names the scheduler")
         assert {event["reportingComponent"] for event in events} == {"default-scheduler"}
-        assert grant(first_with_node(pods, "ours")) is not None
-        wait_until(lambda: f"{space}/ours" in bound_pods(gputile), 10, "the bind is logged")
-        assert [name for name in bound_pods(gputile) if name.startswith(space)] == [f"{space}/ours"]
+        assert grant(first_with_node(pods, "gpu-pod")) is not None
+        wait_until(lambda: f"{space}/gpu-pod" in bound_pods(gputile), 10, "the bind is logged")
+        assert [name for name in bound_pods(gputile) if name.startswith(space)] == [f"{space}/gpu-pod"]
 
 
 def bound_pods(gputile: Replica) -> list[str]:

@@ -251,7 +251,7 @@ def test_only_the_front_proxy_is_trusted(served: Served) -> None:
 
 @pytest.mark.parametrize("root", [ROOT, OLD_ROOT])
 def test_extender_verbs_work_through_the_api_server(served: Served, kube: Kube, root: str) -> None:
-    pod = kube.create(tile("asks", 4000))
+    pod = kube.create(tile("requester", 4000))
     args = {"Pod": pod, "Nodes": None, "NodeNames": [NODE, "gpu-2"]}
     wait_until(lambda: served.replica.count("gputile_ledger_pods", state="pending") == 1, 5, "the pod is in the ledger")
     with served.plane.kube_as("system:kube-scheduler") as scheduler:
@@ -263,10 +263,10 @@ def test_extender_verbs_work_through_the_api_server(served: Served, kube: Kube, 
         with user(served.plane, "nobody", "default") as stranger, pytest.raises(ApiError) as error:
             stranger.request("POST", f"{root}/schedule/filter", args)
         assert error.value.status == 403
-        bind = {"PodName": "asks", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": NODE}
+        bind = {"PodName": "requester", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": NODE}
         assert scheduler.request("POST", f"{root}/schedule/bind", bind) == {"Error": ""}
-    (held,) = tiles(kube.get("Pod", "asks"))
-    assert (node_of(kube.get("Pod", "asks")), held["memory"]) == (NODE, 4000)
+    (held,) = tiles(kube.get("Pod", "requester"))
+    assert (node_of(kube.get("Pod", "requester")), held["memory"]) == (NODE, 4000)
 
 
 # ---- watches --------------------------------------------------------------------------------------------------------

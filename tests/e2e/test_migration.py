@@ -25,7 +25,7 @@ VGPU_CONFIG = {"deviceSplit": 10, "coresScaling": 1, "memoryFactor": 1, "memoryS
 # and one more pod that fits on card 0 only if that record is ignored: it has to be allocated card 1.
 FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
     "gpushare": (
-        plain_node("theirs", {"aliyun.com/gpu-mem": 30, "aliyun.com/gpu-count": 2}),
+        plain_node("foreign", {"aliyun.com/gpu-mem": 30, "aliyun.com/gpu-count": 2}),
         pod(
             "old",
             {"aliyun.com/gpu-mem": 10},
@@ -40,7 +40,7 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
         pod("new", {"aliyun.com/gpu-mem": 6}),
     ),
     "nano": (
-        plain_node("theirs", {"elasticgpu.io/gpu-core": 200, "elasticgpu.io/gpu-memory": 32000}),
+        plain_node("foreign", {"elasticgpu.io/gpu-core": 200, "elasticgpu.io/gpu-memory": 32000}),
         pod(
             "old",
             {"elasticgpu.io/gpu-core": 60, "elasticgpu.io/gpu-memory": 1000},
@@ -50,13 +50,13 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
         pod("new", {"elasticgpu.io/gpu-core": 50, "elasticgpu.io/gpu-memory": 1000}),
     ),
     "vcuda": (
-        plain_node("theirs", {"tencent.com/vcuda-core": 200, "tencent.com/vcuda-memory": 124}),
+        plain_node("foreign", {"tencent.com/vcuda-core": 200, "tencent.com/vcuda-memory": 124}),
         pod(
             "old",
             {"tencent.com/vcuda-core": 60, "tencent.com/vcuda-memory": 10},
             annotations={
                 "tencent.com/predicate-gpu-idx-0": "0",
-                "tencent.com/predicate-node": "theirs",
+                "tencent.com/predicate-node": "foreign",
                 "tencent.com/predicate-time": "1763200000000000000",
                 "tencent.com/gpu-assigned": "true",
             },
@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
     ),
     "vgpu": (
         plain_node(
-            "theirs",
+            "foreign",
             {"nvidia.com/vgpu-number": 20},
             annotations={
                 "nvidia.com/node-device-register": json.dumps(VGPU_CARDS),
@@ -76,7 +76,7 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
             "old",
             {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 9000, "nvidia.com/vgpu-cores": 60},
             annotations={
-                "nvidia.com/predicate-node": "theirs",
+                "nvidia.com/predicate-node": "foreign",
                 "nvidia.com/pre-allocated": "main[0_GPU-v0_60_9000]",
                 "nvidia.com/real-allocated": "main[0_GPU-v0_60_9000]",
             },
@@ -86,7 +86,7 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
     ),
     "hami": (
         plain_node(
-            "theirs",
+            "foreign",
             {"nvidia.com/gpu": 20},
             annotations={"hami.io/node-nvidia-register": json.dumps(HAMI_CARDS)},
         ),
@@ -94,7 +94,7 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
             "old",
             {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 9000, "nvidia.com/gpucores": 60},
             annotations={
-                "hami.io/vgpu-node": "theirs",
+                "hami.io/vgpu-node": "foreign",
                 "hami.io/vgpu-devices-allocated": "GPU-h0,NVIDIA,9000,60:;",
                 "hami.io/bind-phase": "success",
             },
@@ -130,7 +130,7 @@ def create_before_gputile(plane: ControlPlane, kube: Kube, space: str, old: Mani
     """Create a pod that is bound and annotated, as before the admission policies were installed."""
     if kube.find("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", "gputile-records"):
         kube.delete("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", "gputile-records")
-    manifest = {**old, "spec": {**old["spec"], "nodeName": "theirs"}}
+    manifest = {**old, "spec": {**old["spec"], "nodeName": "foreign"}}
     wait_until(lambda: created(kube, manifest, space), 10, "the pod of the other system is created")
 
 

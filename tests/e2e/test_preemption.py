@@ -89,7 +89,7 @@ def test_preempt_replaces_kube_schedulers_victim_by_the_fewest_victims_on_one_ca
     plane: ControlPlane, kube: Kube, classes: None
 ) -> None:
     """Two slots per card, all allocated. kube-scheduler lacks one slot and proposes `tiny`, which shares its card with
-    `rock`, whose priority is too high to evict it."""
+    `rock`, which has too high a priority to be evicted."""
     rights(plane)
     join(kube, [gpu_node("n1", cards=2, memory=CARD, model=T4, slots=2)])
     space = plane.namespace("victims")

@@ -26,7 +26,7 @@ from tests.e2e.watching import Watch, watch
 
 T4, CARD = "Tesla T4", 16000
 PROGRAM = Path(sys.executable).with_name("gputile")
-OURS, OLD = "gputile-quota", "gpuquota"
+CONFIG_MAP, OLD_CONFIG_MAP = "gputile-quota", "gpuquota"
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def cluster(plane: ControlPlane, kube: Kube) -> Iterator[ControlPlane]:
     """The control plane with gputile's RBAC; ConfigMaps with quotas are deleted after the test."""
     rights(plane)
     yield plane
-    for name in (OURS, OLD):
+    for name in (CONFIG_MAP, OLD_CONFIG_MAP):
         if kube.find("ConfigMap", name, NAMESPACE):
             kube.delete("ConfigMap", name, NAMESPACE)
 
@@ -50,7 +50,7 @@ def config_map(name: str, key: str, text: str) -> Manifest:
 
 def write(kube: Kube, text: str) -> None:
     """Create or replace gputile's ConfigMap."""
-    kube.apply(config_map(OURS, "quota.yaml", text), NAMESPACE)
+    kube.apply(config_map(CONFIG_MAP, "quota.yaml", text), NAMESPACE)
 
 
 def quota(kube: Kube, **namespaces: Any) -> None:
@@ -155,7 +155,12 @@ def assert_command_shows_the_quota(plane: ControlPlane, space: str) -> None:
     """`gputile quota`, as the admin; and as a user of that namespace with the rights of docs/quota.md."""
     rules = [
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},
-        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [OURS, OLD], "verbs": ["get"]},
+        {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": [CONFIG_MAP, OLD_CONFIG_MAP],
+            "verbs": ["get"],
+        },
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
     ]
     subject = {"kind": "ServiceAccount", "name": "default", "namespace": space}
@@ -201,7 +206,7 @@ def test_edits_take_effect_live_and_an_invalid_edit_keeps_the_last_good_quota_ov
             pods.wait_for(all_bound(3), 10, "two more pods are bound, without another change")
             write(kube, f"namespaces: {{{space}: {{limits: [{{model: T4, crads: 6}}]}}}}")
             [event] = wait_until(
-                lambda: events_of(kube, NAMESPACE, OURS, "QuotaInvalid"), 10, "an event on the ConfigMap"
+                lambda: events_of(kube, NAMESPACE, CONFIG_MAP, "QuotaInvalid"), 10, "an event on the ConfigMap"
             )
             assert event["involvedObject"]["kind"] == "ConfigMap"
             assert f"namespace `{space}`: unknown key `crads` in `limits[0]`" in event["message"]
@@ -218,7 +223,7 @@ def test_edits_take_effect_live_and_an_invalid_edit_keeps_the_last_good_quota_ov
             quota(kube, **{space: cards(4)})
             pods.wait_for(all_bound(4), 10, "the valid quota is in force")
             wait_until(lambda: later.count("gputile_quota_invalid") == 0, 10, "the metric is reset")
-            kube.delete("ConfigMap", OURS, NAMESPACE)
+            kube.delete("ConfigMap", CONFIG_MAP, NAMESPACE)
             pods.wait_for(all_bound(6), 10, "all pods are bound without a quota")
         assert most_at_once(pods) == 6
         audit(kube)
@@ -231,7 +236,7 @@ def test_the_old_config_map_applies_to_namespaces_that_gputiles_does_not_name(
     pool = {"tkestack.io/gpu-pool": "blue"}
     join(kube, [gpu_node("n1", 8, CARD, T4, labels=pool), gpu_node("n2", 8, CARD, T4)])
     quotas = {old: {"quota": {"T4": 2}, "pool": ["blue"]}, both: {"quota": {"T4": 8}}}
-    kube.apply(config_map(OLD, "gpu_quota", json.dumps(quotas)), NAMESPACE)
+    kube.apply(config_map(OLD_CONFIG_MAP, "gpu_quota", json.dumps(quotas)), NAMESPACE)
     quota(kube, **{both: cards(1)})
     with (
         Replica(cluster) as gputile,
@@ -255,33 +260,33 @@ def test_the_old_config_map_applies_to_namespaces_that_gputiles_does_not_name(
 
 
 def test_for_quota_only_pods_of_the_same_namespace_are_preempted(cluster: ControlPlane, kube: Kube) -> None:
-    mine, theirs = cluster.namespace("preempt-a"), cluster.namespace("preempt-b")
+    limited, unlimited = cluster.namespace("preempt-a"), cluster.namespace("preempt-b")
     for name, value in {"low": 5, "high": 1000}.items():
         kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
         kube.apply({**kind, "metadata": {"name": name}, "value": value})
     join(kube, [gpu_node("n1", 2, CARD, T4), gpu_node("n2", 2, CARD, T4)])
-    quota(kube, **{mine: cards(1)})
+    quota(kube, **{limited: cards(1)})
     low: dict[str, Any] = {"priorityClassName": "low"}
     high: dict[str, Any] = {"priorityClassName": "high"}
     with (
         Replica(cluster) as gputile,
         cluster.start_scheduler(config=gputile.config()),
         FakeKubelets(kube, stop_after=1.0),
-        watch(kube, "Pod", mine) as pods,
-        watch(kube, "Pod", theirs) as others,
+        watch(kube, "Pod", limited) as pods,
+        watch(kube, "Pod", unlimited) as others,
     ):
-        kube.create(tile("old", CARD, **low), mine)
+        kube.create(tile("old", CARD, **low), limited)
         pods.wait_for(all_bound(1), 20, "its quota is used up")
-        kube.create_many([tile(f"p{n}", CARD, **low) for n in range(3)], theirs)
+        kube.create_many([tile(f"p{n}", CARD, **low) for n in range(3)], unlimited)
         others.wait_for(all_bound(3), 20, "all GPUs are allocated")
-        kube.create(tile("wanted", CARD, **high), mine)
-        pods.wait_for(lambda them: node_of(them.get((mine, "wanted"))), 40, "the preemptor is bound")
+        kube.create(tile("wanted", CARD, **high), limited)
+        pods.wait_for(lambda them: node_of(them.get((limited, "wanted"))), 40, "the preemptor is bound")
         # The GPU is free when the containers have terminated, before the object is gone.
-        wait_until(lambda: pods.get(mine, "old") is None, 10, "the evicted pod is gone")
-        kube.create(tile("more", CARD, **high), mine)  # its namespace has no pod of lower priority now
-        wait_until(partial(event_messages, kube, mine, ["more"]), 20, "an event on the pod")
+        wait_until(lambda: pods.get(limited, "old") is None, 10, "the evicted pod is gone")
+        kube.create(tile("more", CARD, **high), limited)  # its namespace has no pod of lower priority now
+        wait_until(partial(event_messages, kube, limited, ["more"]), 20, "an event on the pod")
         wait_until(lambda: gputile.count("gputile_refusals_total", code="QuotaExceeded") > 0, 20, "rejected by quota")
         with pytest.raises(TookTooLong):
-            wait_until(lambda: len(bound(others)) < 3 or node_of(pods.get(mine, "more")), 6, "an eviction or a bind")
+            wait_until(lambda: len(bound(others)) < 3 or node_of(pods.get(limited, "more")), 6, "an eviction or a bind")
         assert [e for e in others.events if e.object["metadata"].get("deletionTimestamp")] == []
         audit(kube)

@@ -119,8 +119,8 @@ def test_an_agent_may_not(used: Writers, write: Callable[[Kube], object]) -> Non
 
 def test_an_agent_keeps_the_lease_of_its_node_and_no_other(writers: Writers) -> None:
     space = "gputile-agents"
-    made = writers["agent"].create(lease(HOME), space)
+    created = writers["agent"].create(lease(HOME), space)
     path = f"/apis/coordination.k8s.io/v1/namespaces/{space}/leases"
-    writers["agent"].request("PUT", f"{path}/{HOME}", {**made, "spec": {"holderIdentity": HOME}})
+    writers["agent"].request("PUT", f"{path}/{HOME}", {**created, "spec": {"holderIdentity": HOME}})
     assert "may write to that node only" in rejection(lambda: writers["agent"].create(lease(AWAY), space))
     writers["admin"].delete_all("Lease", space)

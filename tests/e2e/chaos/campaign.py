@@ -20,7 +20,7 @@ from tests.e2e.chaos import truth
 from tests.e2e.chaos.faults import FAILOVER, FAULTS, LONG, OVERLAPS
 from tests.e2e.chaos.proxy import FaultProxy
 from tests.e2e.chaos.readiness import Readiness
-from tests.e2e.chaos.storm import Storm, patient, plan
+from tests.e2e.chaos.storm import Storm, plan, retry
 from tests.e2e.control_plane import ControlPlane, Scheduler
 from tests.e2e.gputile import NAMESPACE, Replica, rights
 from tests.e2e.kubelets import FakeKubelets
@@ -148,7 +148,7 @@ class Scene:
 
     def find_leader(self) -> str | None:
         """The only replica that has the leader's label and is ready; None if there is not exactly one."""
-        labelled = [name for name, replica in self.replicas.items() if patient(replica.is_leader, "reading labels")]
+        labelled = [name for name, replica in self.replicas.items() if retry(replica.is_leader, "reading labels")]
         ready = [name for name in labelled if self.probes[name].is_ready()]
         return ready[0] if len(ready) == 1 else None
 
@@ -166,10 +166,10 @@ class Scene:
         yield
         wait_until(self.replicas[other].is_leader, FAILOVER, f"{other} is the leader after {leader} was {how}")
         elected = time.monotonic() - began
-        self.bind_one(20)
+        self.bind_probe_pod(20)
         self.failovers.append((how, elected, time.monotonic() - began))
 
-    def bind_one(self, seconds: float) -> None:
+    def bind_probe_pod(self, seconds: float) -> None:
         """Create a small probe pod, wait until it is bound, and delete it."""
         self._probes += 1
         probe = f"probe-{self._probes}"
@@ -189,10 +189,10 @@ class Scene:
                 "tolerations": [{"key": "spare", "operator": "Exists"}],
             },
         }
-        patient(lambda: self.kube.create(manifest), f"creating {probe}")
+        retry(lambda: self.kube.create(manifest), f"creating {probe}")
         bound = lambda pods: pods["default", probe]["spec"].get("nodeName")  # noqa: E731
         self.kubelets.pods.wait_for(bound, seconds, f"{probe} is bound")
-        patient(lambda: self.kube.delete("Pod", probe, grace=0), f"deleting {probe}")
+        retry(lambda: self.kube.delete("Pod", probe, grace=0), f"deleting {probe}")
 
     # --- operations of the faults
 
@@ -273,8 +273,8 @@ class Campaign:
         began, evicted = time.monotonic(), len(storm.evicted)
         self._storm_with_fault(scene, storm, turn)
         stormed = time.monotonic() - began
-        cluster = self._settle(scene, storm)
-        scene.bind_one(RECOVERY)  # kube-scheduler may have lost its watches unnoticed: no pod needed it
+        cluster = self._wait_for_recovery(scene, storm)
+        scene.bind_probe_pod(RECOVERY)  # kube-scheduler may have lost its watches unnoticed: no pod needed it
         double_allocated = watcher.take()
         false_readiness = [line for probe in scene.probes.values() for line in probe.false_readiness]
         assert not false_readiness, "\n".join(false_readiness)
@@ -295,17 +295,17 @@ class Campaign:
         errors: list[BaseException] = []
         begins, start = threading.Event(), storm.done
 
-        def blow() -> None:
+        def execute() -> None:
             try:
-                storm.blow(turn.begins)
+                storm.execute(turn.begins)
                 begins.set()
-                storm.blow(turn.actions - turn.begins)
+                storm.execute(turn.actions - turn.begins)
             except BaseException as error:  # raised in the main thread
                 errors.append(error)
             finally:
                 begins.set()
 
-        thread = threading.Thread(target=blow, name="storm", daemon=True)
+        thread = threading.Thread(target=execute, name="storm", daemon=True)
         thread.start()
         begins.wait()
         try:
@@ -317,7 +317,7 @@ class Campaign:
             raise errors[0]
         assert storm.done == start + turn.actions, "the storm did not end"
 
-    def _settle(self, scene: Scene, storm: Storm) -> truth.Cluster:
+    def _wait_for_recovery(self, scene: Scene, storm: Storm) -> truth.Cluster:
         """Wait until every invariant holds; raise with the violations after `RECOVERY`."""
         began, reports = time.monotonic(), 0
         while True:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tests.e2e.chaos.proxy import Rule
-from tests.e2e.chaos.storm import patient
+from tests.e2e.chaos.storm import retry
 from tests.e2e.processes import wait_until
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def restart_etcd(scene: "Scene", dice: Dice) -> None:
     scene.plane.etcd.kill()
     time.sleep(dice.uniform(0.2, 2.0))
     scene.plane.etcd.start()
-    patient(lambda: scene.plane.kube.list("Node"), "reading after the restart of etcd", 60)
+    retry(lambda: scene.plane.kube.list("Node"), "reading after the restart of etcd", 60)
 
 
 def restart_scheduler(scene: "Scene", dice: Dice) -> None:

@@ -101,7 +101,7 @@ class FaultProxy:
 
     @property
     def held_binds(self) -> int:
-        """The number of requests that are held now; the tests hold only Bindings."""
+        """The number of requests that are held now: the Bindings, in a storm."""
         return self._held_binds
 
     def release(self) -> None:

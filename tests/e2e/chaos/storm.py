@@ -27,7 +27,7 @@ MODELS = ("Tesla T4", "Tesla V100-SXM2-32GB")
 # ---- kinds of pods --------------------------------------------------------------------------------------------------
 
 
-def _ours(dice: Dice, name: str) -> Manifest:
+def _gputile(dice: Dice, name: str) -> Manifest:
     return tile(name, dice.choice((1000, 2000, 3000, 5000, 8000)))
 
 
@@ -97,8 +97,8 @@ def _vgpu(dice: Dice, name: str) -> Manifest:
 
 
 KINDS: tuple[Callable[[Dice, str], Manifest], ...] = (
-    _ours,
-    _ours,
+    _gputile,
+    _gputile,
     _with_cores,
     _whole,
     _several_cards,
@@ -159,7 +159,7 @@ class Storm:
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def blow(self, count: int) -> None:
+    def execute(self, count: int) -> None:
         """Execute the next actions."""
         for _ in range(min(count, len(self._left))):
             self._do(self._left.pop())
@@ -170,7 +170,7 @@ class Storm:
         if action.what == "create":
             assert action.manifest is not None
             manifest = action.manifest
-            pod = patient(lambda: self._create(manifest), f"creating {action.name}")
+            pod = retry(lambda: self._create(manifest), f"creating {action.name}")
             self.alive[action.name] = pod["metadata"]["uid"]
             self.created += 1
             return
@@ -179,8 +179,8 @@ class Storm:
             return  # evicted, and no longer in the list
         self.removed += 1
         if action.what == "finish":
-            patient(lambda: self._finish(action.name), f"finishing {action.name}")
-        patient(lambda: self._delete(action.name, uid), f"deleting {action.name}")
+            retry(lambda: self._finish(action.name), f"finishing {action.name}")
+        retry(lambda: self._delete(action.name, uid), f"deleting {action.name}")
 
     def _create(self, manifest: Manifest) -> Manifest:
         try:
@@ -199,7 +199,7 @@ class Storm:
         return True
 
 
-def patient(work: Callable[[], T], what: str, seconds: float = GIVE_UP) -> T:
+def retry(work: Callable[[], T], what: str, seconds: float = GIVE_UP) -> T:
     """Retry until the API server accepts the request. A definite rejection is raised."""
     deadline = time.monotonic() + seconds
     while True:
