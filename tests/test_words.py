@@ -1,8 +1,10 @@
-"""Words that we no longer use stay out of what people read: pages, and strings, docstrings and comments of the code.
+"""Words that we no longer use stay out of what people read: pages, and strings, docstrings and comments of the code and
+of the end-to-end tests, and names in these tests.
 
 The left column is what to write instead. CONTRIBUTING.md has the rules; docs/glossary.md the words that are ours.
 """
 
+import ast
 import io
 import re
 import tokenize
@@ -51,6 +53,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "de
 PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]  # it lists old names beside new ones
 MANIFESTS = sorted([*(ROOT / "deploy").rglob("*.yaml"), *(ROOT / "examples").rglob("*.yaml")])
 MODULES = sorted((ROOT / "src").rglob("*.py"))
+E2E_MODULES = sorted((ROOT / "tests" / "e2e").rglob("*.py"))
 
 
 def relative(path: Path) -> str:
@@ -79,6 +82,19 @@ def prose(path: Path) -> list[tuple[int, str]]:
     return [(token.start[0], token.string) for token in tokens if token.type in kinds]
 
 
+def names(path: Path) -> list[tuple[int, str]]:
+    """Names of functions, classes, arguments and variables of a module, as words, each with its line."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.append((node.lineno, node.name))
+        elif isinstance(node, ast.arg):
+            found.append((node.lineno, node.arg))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.append((node.lineno, node.id))
+    return [(line, re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name)) for line, name in found]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_a_page_uses_the_words_of_the_field(page: Path) -> None:
     assert complaints(page, [(1, page.read_text())]) == []
@@ -95,6 +111,12 @@ def test_strings_docstrings_and_comments_of_the_code_use_the_words_of_the_field(
 
 def test_no_docstring_has_the_form_of_rooms_and_doors() -> None:
     assert [relative(module) for module in MODULES if FORM.search(module.read_text())] == []
+
+
+@pytest.mark.parametrize("module", E2E_MODULES, ids=relative)
+def test_an_end_to_end_module_uses_the_words_of_the_field(module: Path) -> None:
+    assert complaints(module, [*prose(module), *names(module)]) == []
+    assert not FORM.search(module.read_text()), "state the module's responsibility in plain sentences, not as Room/Door"
 
 
 @pytest.mark.parametrize(
