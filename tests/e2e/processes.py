@@ -159,9 +159,9 @@ def wait_until(
         except (OSError, HTTPException) as error:
             last = f"last error {type(error).__name__}: {error}"
         if dead := [child for child in watching if not child.alive]:
-            raise TookTooLong(_with_logs(f"{dead[0].name} exited while waiting for {what} ({last})", dead))
+            raise TookTooLong(_with_logs(f"{dead[0].name} exited while waiting for: {what} ({last})", dead))
         if time.monotonic() > deadline:
-            raise TookTooLong(_with_logs(f"timed out after {seconds:g} s waiting for {what} ({last})", watching))
+            raise TookTooLong(_with_logs(f"timed out after {seconds:g} s waiting for: {what} ({last})", watching))
         time.sleep(every)
 
 

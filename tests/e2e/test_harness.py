@@ -102,7 +102,7 @@ def test_the_api_server_can_be_killed_and_started_again(plane: ControlPlane, kub
 
 
 def test_a_dead_program_is_reported_with_its_log(plane: ControlPlane) -> None:
-    with pytest.raises(TookTooLong, match=r"(?s)badly exited while waiting for badly ready.*exit code 3.*the reason"):
+    with pytest.raises(TookTooLong, match=r"(?s)badly exited while waiting for: badly ready.*exit code 3.*the reason"):
         plane.run("badly", ["sh", "-c", "echo the reason; exit 3"], ready=lambda: False)
 
 

@@ -102,7 +102,7 @@ class Watch:
             left = began + seconds - time.monotonic()
             if self._failure or left <= 0:
                 seen = f"{reason}; {len(self.objects)} objects, {len(self.events)} events seen of {self._path}"
-                raise TookTooLong(f"timed out after {seconds:g} s waiting for {what} ({self._failure or seen})")
+                raise TookTooLong(f"timed out after {seconds:g} s waiting for: {what} ({self._failure or seen})")
             count = self._more_than(count, min(left, 0.5))
             time.sleep(0.02)
         return time.monotonic() - began
