@@ -1,8 +1,10 @@
-"""Words that we no longer use stay out of what people read: pages, and strings, docstrings and comments of the code.
+"""Words that we no longer use stay out of what people read: pages, and strings, docstrings and comments of the code and
+of the end-to-end tests, and names in these tests.
 
 The left column is what to write instead. CONTRIBUTING.md has the rules; docs/glossary.md the words that are ours.
 """
 
+import ast
 import io
 import re
 import tokenize
@@ -36,14 +38,14 @@ INSTEAD = {
 }
 """What to write instead, and what must not be written: case-insensitive, whole words."""
 
-FORM = re.compile(r"^\s*(Room|Door): ", re.MULTILINE)
+FORM = re.compile(r"^\s*(\"\"\")?(Room|Door): ", re.MULTILINE)
 """The old form of a module's docstring."""
 
 ALLOWED = {
     "docs/cli.md": ("`gputile.io/promise`", "`gputile.io/lingering`"),  # the check `leftovers` of doctor
     "docs/install.md": ("`gputile.io/promise`", "`gputile.io/lingering`"),  # keys of builds before 0.1.0
     "src/gputile/cli/checks": ("gputile.io/promise", "gputile.io/lingering"),  # doctor names left-over keys
-    "src/gputile/http": ("PUSH_PROMISE",),  # a frame of HTTP/2
+    "src/gputile/http": ("PUSH_PROMISE", "PUSH PROMISE"),  # a frame of HTTP/2
     "tests/http": ("PUSH_PROMISE",),
     "tests/cli/test_doctor.py": ("gputile.io/promise", "gputile.io/lingering"),  # left-over keys that doctor names
 }
@@ -52,16 +54,17 @@ ALLOWED = {
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
 PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]  # it lists old names beside new ones
 MANIFESTS = sorted([*(ROOT / "deploy").rglob("*.yaml"), *(ROOT / "examples").rglob("*.yaml")])
-MODULES = sorted((ROOT / "src").rglob("*.py"))
-BENCHES_AND_UNIT_TESTS = [
-    module
-    for module in sorted([*(ROOT / "bench").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
-    if not module.is_relative_to(ROOT / "tests" / "e2e") and module.name != "test_words.py"  # it lists the old words
-]
+FOLDERS = ("src", "bench", "tests/e2e", "tests")  # of Python modules
 
 
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def modules(folder: str) -> list[Path]:
+    """Each module belongs to the first of the folders that it is in. This one lists the old words."""
+    found = [path for path in sorted((ROOT / folder).rglob("*.py")) if path != Path(__file__)]
+    return [path for path in found if folder == next(name for name in FOLDERS if path.is_relative_to(ROOT / name))]
 
 
 def complaints(path: Path, texts: list[tuple[int, str]]) -> list[str]:
@@ -86,6 +89,19 @@ def prose(path: Path) -> list[tuple[int, str]]:
     return [(token.start[0], token.string) for token in tokens if token.type in kinds]
 
 
+def names(path: Path) -> list[tuple[int, str]]:
+    """Names of functions, classes, arguments and variables of a module, as words, each with its line."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.append((node.lineno, node.name))
+        elif isinstance(node, ast.arg):
+            found.append((node.lineno, node.arg))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.append((node.lineno, node.id))
+    return [(line, re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name)) for line, name in found]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_a_page_uses_the_words_of_the_field(page: Path) -> None:
     assert complaints(page, [(1, page.read_text())]) == []
@@ -96,20 +112,15 @@ def test_a_manifest_uses_the_words_of_the_field(manifest: Path) -> None:
     assert complaints(manifest, [(1, manifest.read_text())]) == []
 
 
-def test_strings_docstrings_and_comments_of_the_code_use_the_words_of_the_field() -> None:
-    assert [complaint for module in MODULES for complaint in complaints(module, prose(module))] == []
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_code_uses_the_words_of_the_field(folder: str) -> None:
+    texts = {module: [*prose(module), *names(module)] for module in modules(folder)}
+    assert [complaint for module, found in texts.items() for complaint in complaints(module, found)] == []
 
 
-def test_no_docstring_has_the_form_of_rooms_and_doors() -> None:
-    assert [relative(module) for module in MODULES if FORM.search(module.read_text())] == []
-
-
-def test_strings_docstrings_and_comments_of_benches_and_unit_tests_use_the_words_of_the_field() -> None:
-    assert [complaint for module in BENCHES_AND_UNIT_TESTS for complaint in complaints(module, prose(module))] == []
-
-
-def test_no_docstring_of_benches_and_unit_tests_has_the_form_of_rooms_and_doors() -> None:
-    assert [relative(module) for module in BENCHES_AND_UNIT_TESTS if FORM.search(module.read_text())] == []
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_docstring_has_the_form_of_rooms_and_doors(folder: str) -> None:
+    assert [relative(module) for module in modules(folder) if FORM.search(module.read_text())] == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""`gputile agent` on a machine of the tests, deployed as deploy/agent.yaml says: its rights, its token, its settings.
+"""`gputile agent` on a machine of the tests, with the RBAC, the token and the settings of deploy/agent.yaml.
 
-Room:  a real process beside a real kubelet. Its driver is a stub: cards of the test's making, behind NVIDIA's binding.
-Door:  `rights(plane)` once per control plane; `with NodeAgent(machine, cards) as agent:`, `agent.hardware`, `kill`.
+The agent is a real process beside a real kubelet; only its NVML driver is a stub with cards that the test defines.
+Call `rights(plane)` once per control plane.
 """
 
 import os
@@ -27,14 +27,14 @@ A100, T4 = "NVIDIA A100-SXM4-80GB", "Tesla T4"
 
 
 def rights(plane: ControlPlane) -> None:
-    """The rights of deploy/agent.yaml, exactly as written."""
+    """Apply the RBAC of deploy/agent.yaml, exactly as written."""
     for manifest in manifests_of(DEPLOY / "agent.yaml"):
         if manifest["kind"] in RIGHTS:
             plane.kube.apply(manifest)
 
 
 def two_models(name: str, each: int = 4) -> StubCards:
-    """Cards of two models, half of them each, with UUIDs that name the machine."""
+    """Stub cards of two models, `each` of both, with UUIDs that name the machine."""
     models = [(A100, 81920)] * each + [(T4, 15360)] * each
     return StubCards(
         [
@@ -45,7 +45,7 @@ def two_models(name: str, each: int = 4) -> StubCards:
 
 
 class NodeAgent:
-    """One `gputile agent`; the node has its cards when the `with` begins."""
+    """One `gputile agent`; its node offers devices when the `with` begins."""
 
     patience = 30.0  # seconds until the node shows its devices
 
@@ -70,15 +70,15 @@ class NodeAgent:
         env = environment(driver, self._hardware)
         self.child = self.machine.run("agent", self._argv(), {**env, "NODE_NAME": self.machine.name})
         if wait:
-            wait_until(self.serves, self.patience, f"{self.machine.name} offers its cards", [self.child])
+            wait_until(self.serves, self.patience, f"{self.machine.name} offers its devices", [self.child])
 
     def hardware(self, cards: StubCards) -> None:
-        """From now on these are the machine's cards."""
+        """Replace the cards that the stub driver reports."""
         self.cards = cards
         cards.write(self._hardware)
 
     def serves(self) -> bool:
-        """Whether the node offers devices and says what cards it has."""
+        """Whether the node has allocatable devices and an inventory annotation."""
         node = self.plane.kube.get("Node", self.machine.name)
         offered = int(node["status"].get("allocatable", {}).get("gputile.io/gpu", "0"))
         return bool(offered and "gputile.io/inventory" in node["metadata"].get("annotations", {}))
@@ -88,16 +88,16 @@ class NodeAgent:
         return int(node["status"].get("allocatable", {}).get(resource, "0"))
 
     def kill(self) -> None:
-        """kill -9, of the agent itself."""
+        """Send SIGKILL to the agent itself."""
         os.kill(self.machine.pid_of(self.child), signal.SIGKILL)
         wait_until(lambda: not self.child.alive, 10, "the agent is dead")
 
     def count(self, metric: str, **labels: str) -> float:
         """The sum of all samples of a metric that carry these labels."""
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        pairs = [f'{key}="{value}"' for key, value in labels.items()]
         lines = self._get("/metrics").splitlines()
-        found = [line for line in lines if line.startswith((f"{metric}{{", f"{metric} "))]
-        return sum(float(line.rpartition(" ")[2]) for line in found if all(pair in line for pair in wanted))
+        samples = [line for line in lines if line.startswith((f"{metric}{{", f"{metric} "))]
+        return sum(float(line.rpartition(" ")[2]) for line in samples if all(pair in line for pair in pairs))
 
     def is_healthy(self) -> bool:
         return self._get("/healthz") == "ok\n"
@@ -121,13 +121,13 @@ class NodeAgent:
         return [program, "agent", "--config", config, "--kubeconfig", account, *sets]
 
     def _token(self) -> str:
-        """One that names the node, as the kubelet would get it for a pod there."""
+        """A ServiceAccount token bound to the node, as the kubelet requests it for a pod there."""
         node = self.plane.kube.get("Node", self.machine.name)
         bound: Mapping[str, str] = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"]}
         return str(self.plane.kube.token_for(ACCOUNT, NAMESPACE, DAY, bound))
 
 
 def condition(node: Manifest) -> Manifest:
-    """What the agent says of the node."""
-    found = [one for one in node["status"].get("conditions", []) if one["type"] == "GputileAgent"]
-    return found[0] if found else {}
+    """The Node condition that the agent writes; empty without one."""
+    conditions = [it for it in node["status"].get("conditions", []) if it["type"] == "GputileAgent"]
+    return conditions[0] if conditions else {}

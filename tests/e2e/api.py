@@ -1,7 +1,6 @@
-"""The witness: what the API server itself says, over plain HTTP and with no code of gputile's.
+"""A synchronous Kubernetes client for tests. It must not share code with gputile: tests compare gputile with it.
 
-Room:  synchronous REST for tests. Any number of threads may share one `Kube`; connections are kept and reused.
-Door:  `Kube.get/find/list/create/apply/patch/delete`. A kind is `"Pod"` or `"apps/v1/Deployment"`.
+Threads may share one `Kube`; connections are reused. A kind is written as `"Pod"` or `"apps/v1/Deployment"`.
 """
 
 import select
@@ -47,15 +46,15 @@ TIMEOUT = 30.0
 
 
 class ApiError(Exception):
-    """The API server's no, with its words."""
+    """A 4xx or 5xx response of the API server, with its reason and message."""
 
-    def __init__(self, status: int, reason: str, message: str, asked: str) -> None:
-        super().__init__(f"{asked}: {status} {reason}: {message}")
+    def __init__(self, status: int, reason: str, message: str, request: str) -> None:
+        super().__init__(f"{request}: {status} {reason}: {message}")
         self.status, self.reason, self.message = status, reason, message
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """Where the objects of one kind live."""
+    """The API path of one kind."""
 
     version: str
     plural: str
@@ -68,14 +67,14 @@ class Resource(msgspec.Struct, frozen=True):
 
 
 class Connections:
-    """Idle connections to one server. One that the server closed meanwhile is not handed out again."""
+    """Idle connections to one server. A connection that the server closed meanwhile is dropped."""
 
     def __init__(self, server: str, context: ssl.SSLContext | None) -> None:
         self._at, self._context = urlsplit(server), context
         self._idle: list[HTTPConnection] = []
         self._lock = threading.Lock()
 
-    def take(self) -> HTTPConnection:
+    def acquire(self) -> HTTPConnection:
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()
@@ -90,7 +89,7 @@ class Connections:
             return HTTPConnection(host, port, timeout=timeout)
         return HTTPSConnection(host, port, timeout=timeout, context=self._context)
 
-    def give(self, connection: HTTPConnection) -> None:
+    def release(self, connection: HTTPConnection) -> None:
         with self._lock:
             self._idle.append(connection)
 
@@ -101,9 +100,9 @@ class Connections:
 
 
 def _closed(connection: HTTPConnection) -> bool:
-    """An idle connection has nothing to say; one that is readable was closed by the other side."""
-    held: socket.socket | None = connection.sock
-    return held is None or bool(select.select([held], [], [], 0)[0])
+    """A readable idle connection was closed by the server."""
+    sock: socket.socket | None = connection.sock
+    return sock is None or bool(select.select([sock], [], [], 0)[0])
 
 
 class Kube:
@@ -125,40 +124,40 @@ class Kube:
         self.connections.close()
 
     def as_token(self, token: str) -> "Kube":
-        """The same server, as somebody else."""
+        """A client of the same server with another user's token."""
         return Kube(self.server, self.ca, token)
 
     # --- one request
 
     def request(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Any:
-        """Send and decode; `ApiError` for a 4xx or 5xx. Never repeats itself: a lost answer is an OSError."""
+        """Send and decode; `ApiError` for a 4xx or 5xx. Requests are never retried: a lost response is an OSError."""
         status, data = self.raw(method, path, body, content)
         if status >= 400:
             raise _error(status, data, f"{method} {path}")
         return msgspec.json.decode(data) if data[:1] in (b"{", b"[") else data.decode()
 
     def raw(self, method: str, path: str, body: Any = None, content: str = "application/json") -> tuple[int, bytes]:
-        """Status and bytes, whatever the status."""
-        connection = self.connections.take()
+        """Status and body of the response, also of a 4xx or 5xx."""
+        connection = self.connections.acquire()
         try:
             connection.request(method, path, None if body is None else msgspec.json.encode(body), self.headers(content))
-            answer = connection.getresponse()
-            data = answer.read()
+            response = connection.getresponse()
+            data = response.read()
         except BaseException:
             connection.close()
             raise
-        if answer.will_close:
+        if response.will_close:
             connection.close()
         else:
-            self.connections.give(connection)
-        return answer.status, data
+            self.connections.release(connection)
+        return response.status, data
 
     def headers(self, content: str = "application/json") -> dict[str, str]:
-        said = {"Content-Type": content, "Accept": "application/json"}
-        return {**said, "Authorization": f"Bearer {self.token}"} if self.token else said
+        headers = {"Content-Type": content, "Accept": "application/json"}
+        return {**headers, "Authorization": f"Bearer {self.token}"} if self.token else headers
 
     def resource(self, kind: str) -> Resource:
-        """Looked up in the server's own discovery, once per group."""
+        """Look a kind up in the server's discovery, once per group version."""
         version, _, name = kind.rpartition("/")
         version = version or VERSIONS.get(name, "v1")
         if name not in self._resources.get(version, {}):
@@ -175,20 +174,20 @@ class Kube:
     # --- reading
 
     def get(self, kind: str, name: str, namespace: str = "default") -> Manifest:
-        found: Manifest = self.request("GET", self.resource(kind).path(namespace, name))
-        return found
+        manifest: Manifest = self.request("GET", self.resource(kind).path(namespace, name))
+        return manifest
 
     def find(self, kind: str, name: str, namespace: str = "default") -> Manifest | None:
-        """As `get`; None if there is none."""
+        """As `get`; None if the object does not exist."""
         try:
             return self.get(kind, name, namespace)
-        except ApiError as no:
-            if no.status == 404:
+        except ApiError as error:
+            if error.status == 404:
                 return None
             raise
 
     def list(self, kind: str, namespace: str | None = None, labels: str = "", fields: str = "") -> Manifests:
-        """All of a kind; in all namespaces if none is named."""
+        """All objects of a kind; of every namespace unless one is named."""
         query = selectors(labels, fields)
         listed = self.request("GET", f"{self.resource(kind).path(namespace)}?{urlencode(query)}")
         return listed["items"] or []
@@ -199,12 +198,12 @@ class Kube:
         """POST; the namespace is the manifest's, else the argument, else `default`. With a subresource, to its name."""
         inside = namespace_of(manifest, namespace)
         name = manifest["metadata"]["name"] if subresource else ""
-        home = self.resource("Pod" if subresource in ("binding", "eviction") else kind_of(manifest))
-        made: Manifest = self.request("POST", home.path(inside, name, subresource), manifest)
-        return made
+        resource = self.resource("Pod" if subresource in ("binding", "eviction") else kind_of(manifest))
+        created: Manifest = self.request("POST", resource.path(inside, name, subresource), manifest)
+        return created
 
     def create_many(self, manifests: Iterable[Manifest], namespace: str | None = None, threads: int = 4) -> Manifests:
-        """Create them all, several at once; the first refusal is raised."""
+        """Create all manifests, several at once; the first error is raised."""
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(lambda manifest: self.create(manifest, namespace), manifests))
 
@@ -245,7 +244,7 @@ class Kube:
         self.request("DELETE", self.resource(kind).path(namespace, name), options)
 
     def delete_all(self, kind: str, namespace: str = "default", labels: str = "", grace: int | None = None) -> None:
-        """Everything of a kind in one namespace, in one call."""
+        """Delete all objects of a kind in one namespace, in one call."""
         options = {} if grace is None else {"gracePeriodSeconds": grace}
         query = urlencode(selectors(labels))
         self.request("DELETE", f"{self.resource(kind).path(namespace)}?{query}", options)
@@ -257,14 +256,14 @@ class Kube:
         seconds: int = 3600,
         bound: Mapping[str, str] | None = None,
     ) -> str:
-        """A token of a ServiceAccount, by TokenRequest; `bound` to a Node or Pod, which it then names."""
+        """A token of a ServiceAccount, by TokenRequest; `bound` adds a reference to a Node or Pod."""
         path = self.resource("ServiceAccount").path(namespace, service_account, "token")
-        wish = {
+        body = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
             "spec": {"expirationSeconds": seconds, **({"boundObjectRef": dict(bound)} if bound else {})},
         }
-        return str(self.request("POST", path, wish)["status"]["token"])
+        return str(self.request("POST", path, body)["status"]["token"])
 
 
 def kind_of(manifest: Manifest) -> str:
@@ -281,9 +280,11 @@ def selectors(labels: str = "", fields: str = "") -> dict[str, str]:
 
 
 def manifests_of(what: Manifest | Path) -> Manifests:
-    """One manifest, or the documents of a file; a `List` is taken apart."""
-    found = [what] if isinstance(what, dict) else [d for d in yaml.safe_load_all(what.read_text()) if d]
-    return [item for manifest in found for item in (manifest["items"] if manifest["kind"] == "List" else [manifest])]
+    """One manifest, or the documents of a file; a `List` is replaced by its items."""
+    documents = [what] if isinstance(what, dict) else [d for d in yaml.safe_load_all(what.read_text()) if d]
+    return [
+        item for manifest in documents for item in (manifest["items"] if manifest["kind"] == "List" else [manifest])
+    ]
 
 
 def _trust(ca: Path | None, client: Pair | None) -> ssl.SSLContext:
@@ -293,9 +294,9 @@ def _trust(ca: Path | None, client: Pair | None) -> ssl.SSLContext:
     return context
 
 
-def _error(status: int, data: bytes, asked: str) -> ApiError:
+def _error(status: int, data: bytes, request: str) -> ApiError:
     try:
-        said = msgspec.json.decode(data)
-        return ApiError(status, said.get("reason", ""), said.get("message", ""), asked)
+        status_object = msgspec.json.decode(data)
+        return ApiError(status, status_object.get("reason", ""), status_object.get("message", ""), request)
     except (msgspec.DecodeError, AttributeError):
-        return ApiError(status, "", data.decode(errors="replace")[:500], asked)
+        return ApiError(status, "", data.decode(errors="replace")[:500], request)

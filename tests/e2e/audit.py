@@ -1,6 +1,6 @@
-"""The auditor in the tests: `gputile audit` on what the witness sees, which shares no code with gputile's scheduler.
+"""`gputile audit` on the objects of the API server, and helpers that read grants.
 
-Door:  `audit(kube)` asserts; `grant(pod)` and `tiles(pod)` read what a pod was given.
+It must not use the scheduler's arithmetic: the audit shares no code with it.
 """
 
 import json
@@ -16,23 +16,25 @@ GRANT = "gputile.io/grant"
 
 
 def grant(pod: Manifest) -> dict[str, Any] | None:
-    said = pod["metadata"].get("annotations", {}).get(GRANT)
-    return json.loads(said) if said else None
+    annotation = pod["metadata"].get("annotations", {}).get(GRANT)
+    return json.loads(annotation) if annotation else None
 
 
 def tiles(pod: Manifest) -> list[dict[str, Any]]:
     """Every tile of the pod, with the name of its container."""
-    held = grant(pod)
-    return [{**tile, "container": c["name"]} for c in (held["containers"] if held else []) for tile in c["tiles"]]
+    pod_grant = grant(pod)
+    return [
+        {**tile, "container": c["name"]} for c in (pod_grant["containers"] if pod_grant else []) for tile in c["tiles"]
+    ]
 
 
 def report(kube: Kube) -> AuditReport:
-    """What the auditor says of the whole cluster."""
+    """The audit report of the whole cluster."""
     return checking.audit(kube.list("Node"), kube.list("Pod"), now=time.time())
 
 
 def audit(kube: Kube) -> dict[str, int]:
-    """Returns the MiB allocated by GPU; fails with every story there is to tell."""
-    found = report(kube)
-    assert found.is_right, "\n".join(finding_lines(found.findings))
-    return {uuid: sum(held.memory for held in holders) for uuid, holders in found.holders.items()}
+    """Assert that the audit has no findings; return the allocated MiB by GPU UUID."""
+    audit_report = report(kube)
+    assert audit_report.is_right, "\n".join(finding_lines(audit_report.findings))
+    return {uuid: sum(holder.memory for holder in holders) for uuid, holders in audit_report.holders.items()}

@@ -33,7 +33,7 @@ class Authority:
         self.ca = folder / "ca.crt"
 
     @classmethod
-    def found(cls, folder: Path, name: str = "gputile e2e") -> "Authority":
+    def create(cls, folder: Path, name: str = "gputile e2e") -> "Authority":
         """A new authority with its files in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         key, subject = ec.generate_private_key(ec.SECP256R1()), _name(name)
@@ -51,12 +51,14 @@ class Authority:
 
     def _issue(self, file: str, subject: x509.Name, use: x509.ObjectIdentifier, hosts: Sequence[str]) -> Pair:
         key = ec.generate_private_key(ec.SECP256R1())
-        made = _unsigned(subject, self._cert.subject, key.public_key(), self._key.public_key(), ca=False)
-        made = made.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+        builder = _unsigned(subject, self._cert.subject, key.public_key(), self._key.public_key(), ca=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
         if hosts:
-            made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
+            )
         pair = Pair(self._folder / f"{_plain(file)}.crt", self._folder / f"{_plain(file)}.key")
-        pair.cert.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        pair.cert.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
         _write_key(pair.key, key)
         return pair
 
@@ -114,7 +116,7 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _plain(name: str) -> str:
-    return "".join(sign if sign.isalnum() or sign in "-." else "-" for sign in name)
+    return "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in name)
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:

@@ -57,7 +57,7 @@ def _remove_one(group: Path, deadline: float) -> None:
 
 
 def sweep(lives: Callable[[str], bool]) -> None:
-    """Remove the groups of dead runs; `lives` tells whether a run still lives."""
+    """Remove the groups of dead runs; `lives` returns whether a run is still alive."""
     left = {path.name for hierarchy in hierarchies() for path in hierarchy.glob(f"{PREFIX}*")}
     for name in left:
         run = name.removeprefix(PREFIX).partition(".")[0]

@@ -1,6 +1,6 @@
-"""Fixtures of the end-to-end tests, which run only when they are asked for.
+"""Fixtures of the end-to-end tests, which run only on request.
 
-Asked for means: `make e2e`, `GPUTILE_E2E=1`, or this folder named on pytest's command line. Where the programs cannot
+A request is `make e2e`, `GPUTILE_E2E=1`, or this folder on pytest's command line. Where the programs cannot
 be built every test is skipped with the reason; with `GPUTILE_E2E_MUST_RUN=1` (CI) it fails instead.
 """
 
@@ -17,7 +17,7 @@ from tests.e2e.api import Kube
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.folders import cache, run_folder
 from tests.e2e.node_programs import CONTAINERD, NodePrograms
-from tests.e2e.programs import ETCD, KUBERNETES, Programs, Tell, Unavailable
+from tests.e2e.programs import ETCD, KUBERNETES, Programs, Report, Unavailable
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
@@ -26,19 +26,19 @@ SECONDS = 300  # for one test, without its fixtures: the first of them builds Ku
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return None if _asked_for(config) else True
+    return None if _is_requested(config) else True
 
 
-def _asked_for(config: pytest.Config) -> bool:
+def _is_requested(config: pytest.Config) -> bool:
     named = (Path(config.invocation_params.dir, word.partition("::")[0]).resolve() for word in config.args)
     return os.environ.get(WANTED) == "1" or any(path == HERE or HERE in path.parents for path in named)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Only asked of us when this folder was named."""
+    """pytest calls this hook only if this folder was named."""
     sources = (KUBERNETES, ETCD, CONTAINERD)
-    there = all((cache() / source.key).is_dir() for source in sources)
-    state = "built already" if there else "to be built first, about 12 minutes on two cores"
+    is_built = all((cache() / source.key).is_dir() for source in sources)
+    state = "built already" if is_built else "to be built first, about 12 minutes on two cores"
     versions = ", ".join(f"{source.name} {source.version}" for source in sources)
     return [f"e2e: {versions}, {state}; cache {cache()}"]
 
@@ -61,7 +61,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """pytest's own would stay in the machine's temporary folder; ours goes with the test."""
+    """Replaces pytest's fixture, whose folders stay in the temporary directory; this one is removed after the test."""
     with run_folder() as folder:
         (folder / "tmp").mkdir()
         yield folder / "tmp"
@@ -69,23 +69,23 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def programs(pytestconfig: pytest.Config) -> Programs:
-    """Built now if need be, with the progress on the terminal."""
+    """The programs of the control plane, built now if necessary, with progress on the terminal."""
     return _built_or_skipped(pytestconfig, building.programs)
 
 
 @pytest.fixture(scope="session")
 def node_programs(pytestconfig: pytest.Config) -> NodePrograms:
-    """For tests that start a `Machine`: they are skipped where a machine cannot be."""
+    """The programs of a `Machine`; the test is skipped where a machine cannot run."""
     return _built_or_skipped(pytestconfig, building_nodes.node_programs)
 
 
-def _built_or_skipped(config: pytest.Config, build: Callable[[Tell], T]) -> T:
+def _built_or_skipped(config: pytest.Config, build: Callable[[Report], T]) -> T:
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     try:
         with capture.global_and_fixture_disabled():
             return build(lambda line: print(f"\n{line}", end="", flush=True))
-    except Unavailable as no:
-        reason = str(no)
+    except Unavailable as error:
+        reason = str(error)
     if os.environ.get(MUST_RUN) == "1":
         pytest.fail(f"e2e must run here ({MUST_RUN}=1) and cannot: {reason}", pytrace=False)
     pytest.skip(f"e2e: {reason}")
@@ -107,5 +107,5 @@ def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def kube(plane: ControlPlane) -> Kube:
-    """The API as the admin."""
+    """A client with the admin's token."""
     return plane.kube

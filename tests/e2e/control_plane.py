@@ -1,7 +1,6 @@
-"""A real control plane on one machine: etcd, kube-apiserver, kube-schedulers and, if wanted, controllers.
+"""Runs a real control plane on one machine: etcd, kube-apiserver, kube-schedulers and, on request, controllers.
 
-Room:  everything lives below one run folder: data, certificates, configurations, logs. At the end nothing is left.
-Door:  `with ControlPlane(programs) as plane:`; then `plane.kube`, `plane.start_scheduler(...)`, `plane.run(...)`.
+Data, certificates, configurations and logs are below one run folder; no process and no file outlives the `with`.
 """
 
 import os
@@ -34,8 +33,8 @@ USERS = {  # user: groups; each gets a token of its own
 class Scheduler:
     """A running kube-scheduler: its process, and its metrics. As a context manager it is stopped at the end."""
 
-    def __init__(self, child: Child, door: Kube) -> None:
-        self.child, self._door = child, door
+    def __init__(self, child: Child, client: Kube) -> None:
+        self.child, self._client = child, client
 
     def __enter__(self) -> "Scheduler":
         return self
@@ -45,16 +44,16 @@ class Scheduler:
 
     def stop(self) -> None:
         self.child.stop()
-        self._door.close()
+        self._client.close()
 
     def metrics(self) -> str:
-        return str(self._door.request("GET", "/metrics"))
+        return str(self._client.request("GET", "/metrics"))
 
     def count(self, name: str, **labels: str) -> float:
         """The sum of all samples of a metric that carry these labels."""
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        pairs = [f'{key}="{value}"' for key, value in labels.items()]
         lines = (line for line in self.metrics().splitlines() if line.startswith((f"{name}{{", f"{name} ")))
-        return sum(float(line.rpartition(" ")[2]) for line in lines if all(pair in line for pair in wanted))
+        return sum(float(line.rpartition(" ")[2]) for line in lines if all(pair in line for pair in pairs))
 
     def restart(self) -> "Scheduler":
         self.child.restart()
@@ -62,7 +61,9 @@ class Scheduler:
         return self
 
     def wait(self) -> None:
-        wait_until(lambda: self._door.raw("GET", "/readyz")[0] == 200, READY, f"{self.child.name} ready", [self.child])
+        wait_until(
+            lambda: self._client.raw("GET", "/readyz")[0] == 200, READY, f"{self.child.name} ready", [self.child]
+        )
 
 
 class ControlPlane:
@@ -81,7 +82,7 @@ class ControlPlane:
         self._tokens = {user: secrets.token_hex(16) for user in USERS}
 
     def __enter__(self) -> "ControlPlane":
-        with ExitStack() as stack:  # what fails or is interrupted half-way is undone
+        with ExitStack() as stack:  # a failed or interrupted start is undone
             stack.enter_context(interruptible())
             self.folder = stack.enter_context(run_folder())
             stack.callback(self._stop_all)
@@ -94,7 +95,7 @@ class ControlPlane:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, Exception):
-            print(self.tails())  # the logs go with the folder; pytest shows what a failed test printed
+            print(self.tails())  # the logs are removed with the folder; pytest shows the output of a failed test
         self._stack.close()
 
     def tails(self, lines: int = 15) -> str:
@@ -102,13 +103,13 @@ class ControlPlane:
         return "\n".join(child.tail(lines) for child in self.children)
 
     def _prepare(self) -> None:
-        self.authority = Authority.found(self.folder / "certificates")
+        self.authority = Authority.create(self.folder / "certificates")
         self._etcd_port, self._api_port = free_port(), free_port()
         self.server = f"https://127.0.0.1:{self._api_port}"
         self.admin_kubeconfig = self.kubeconfig("admin", self._tokens["admin"])
 
     def _stop_all(self) -> None:
-        """Last started, first stopped; etcd after all others, for they wait for it when they stop."""
+        """Stop in reverse order of start; etcd last, because the others need it to stop."""
         (*etcd,) = (child for name, child in self._children.items() if name == "etcd")
         stop_all([child for child in reversed(self._children.values()) if child not in etcd])
         stop_all(etcd)
@@ -135,12 +136,12 @@ class ControlPlane:
         ready: Callable[[], object] | None = None,
         seconds: float = READY,
     ) -> Child:
-        """Start any program for this run: its log is `<name>.log`, it is stopped at the end. The name is its own.
+        """Start a program for this run: its name is unique, its log is `<name>.log`, and it is stopped at the end.
 
-        It gets PATH, HOME and TMPDIR (both in the run's folder) and `env`, nothing else of our environment.
+        Its environment is PATH, HOME and TMPDIR (both in the run's folder) and `env`.
         """
         if name in self._children and self._children[name].alive:
-            raise RuntimeError(f"there is a {name} running already; give this one another name")
+            raise RuntimeError(f"{name} is already running; choose another name")
         base = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder), "TMPDIR": str(self.folder)}
         child = Child(name, argv, self.folder / f"{name}.log", {**base, **(env or {})}, self.folder)
         self._children[name] = child.start()
@@ -149,7 +150,7 @@ class ControlPlane:
         return child
 
     def forget(self, children: Iterable[Child]) -> None:
-        """Drop programs that are done with: their logs will not be shown."""
+        """Drop programs that are no longer needed: failure reports omit their logs."""
         done = set(children)
         self._children = {name: child for name, child in self._children.items() if child not in done}
 
@@ -174,14 +175,14 @@ class ControlPlane:
         self.wait_for_api_server()
 
     def wait_for_api_server(self) -> None:
-        """Until it is ready and has made its namespaces and roles (after a restart they are there already)."""
+        """Wait until it is ready and has created its namespaces and roles (after a restart they exist already)."""
         wait_until(lambda: self.kube.raw("GET", "/readyz")[0] == 200, READY, "the API server ready", self.children[:2])
         for name in ("default", "kube-system"):
             wait_until(partial(self.kube.find, "Namespace", name), READY, f"namespace {name}")
             self._default_account(name)
 
     def restart_api_server(self, kill: bool = False) -> None:
-        """Stop it (or kill -9) and start it on the same port; etcd goes on, so every object is still there."""
+        """Stop (or kill -9) the API server and start it on the same port; etcd keeps running and keeps every object."""
         if kill:
             self.api_server.kill()
         self.api_server.restart()
@@ -212,7 +213,7 @@ class ControlPlane:
 
     def _aggregation_flags(self) -> list[str]:
         """The API server as the front proxy of aggregated APIs, with a CA that signs nothing else."""
-        self.front_authority = Authority.found(self.folder / "front-proxy", "gputile e2e front proxy")
+        self.front_authority = Authority.create(self.folder / "front-proxy", "gputile e2e front proxy")
         self.front_proxy = self.front_authority.client(FRONT_PROXY)
         return [
             f"--requestheader-client-ca-file={self.front_authority.ca}",
@@ -241,19 +242,22 @@ class ControlPlane:
         config: Manifest | None = None,
         flags: Sequence[str] = (),
     ) -> Scheduler:
-        """A kube-scheduler with these extenders, ready. `config` replaces the configuration we would write;
+        """Start a kube-scheduler with these extenders, and wait until it is ready. `config` replaces the default one;
         its `clientConnection.kubeconfig` is filled in."""
         kubeconfig = self.kubeconfig("system:kube-scheduler", self._tokens["system:kube-scheduler"])
-        made = config or scheduler_config(kubeconfig, *extenders, scheduler_names=scheduler_names, backoff=backoff)
-        made = {**made, "clientConnection": {**made.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}}
-        file = write(self.folder / f"{name}.yaml", made)
+        settings = config or scheduler_config(kubeconfig, *extenders, scheduler_names=scheduler_names, backoff=backoff)
+        settings = {
+            **settings,
+            "clientConnection": {**settings.get("clientConnection", {}), "kubeconfig": str(kubeconfig)},
+        }
+        file = write(self.folder / f"{name}.yaml", settings)
         argv: list[str | Path] = [self.programs.kube_scheduler, f"--config={file}", *flags]
         scheduler = Scheduler(*self._serving(name, argv, SEES_DEAD_CONNECTIONS))
         scheduler.wait()
         return scheduler
 
     def start_controllers(self, controllers: str = "*,-node-lifecycle-controller") -> Child:
-        """kube-controller-manager; without the controller that would call fake nodes unreachable after 40 s."""
+        """Start kube-controller-manager, without the controller that marks fake nodes unreachable after 40 s."""
         user = "system:kube-controller-manager"
         argv: list[str | Path] = [
             self.programs.kube_controller_manager,
@@ -266,14 +270,14 @@ class ControlPlane:
             f"--kube-api-qps={QPS}",
             f"--kube-api-burst={QPS}",
         ]
-        child, door = self._serving("kube-controller-manager", argv)
-        wait_until(lambda: door.raw("GET", "/healthz")[0] == 200, READY, "kube-controller-manager ready", [child])
+        child, client = self._serving("kube-controller-manager", argv)
+        wait_until(lambda: client.raw("GET", "/healthz")[0] == 200, READY, "kube-controller-manager ready", [child])
         return child
 
     def _serving(
         self, name: str, argv: Sequence[str | Path], env: Mapping[str, str] | None = None
     ) -> tuple[Child, Kube]:
-        """Start a program that serves health and metrics to everybody on a port of its own."""
+        """Start a program that serves health and metrics without authorization, on a port of its own."""
         port, tls = free_port(), self.authority.server(name)
         serving = [
             "--bind-address=127.0.0.1",
@@ -282,13 +286,13 @@ class ControlPlane:
             f"--tls-private-key-file={tls.key}",
             f"--authorization-always-allow-paths={OPEN_PATHS}",
         ]
-        door = self._stack.enter_context(Kube(f"https://127.0.0.1:{port}", self.authority.ca))
-        return self.run(name, [*argv, *serving], env), door
+        client = self._stack.enter_context(Kube(f"https://127.0.0.1:{port}", self.authority.ca))
+        return self.run(name, [*argv, *serving], env), client
 
-    # --- who may come in
+    # --- users
 
     def kube_as(self, user: str) -> Kube:
-        """The API as one of `USERS`."""
+        """A client with the token of one of `USERS`."""
         return Kube(self.server, self.authority.ca, self._tokens[user])
 
     def kubeconfig(self, name: str, token: str = "", client: Pair | None = None) -> Path:
@@ -297,11 +301,11 @@ class ControlPlane:
         return write(path, kubeconfig(self.server, self.authority.ca, token, client))
 
     def kubeconfig_for(self, service_account: str, namespace: str = "default") -> Path:
-        """A kubeconfig that is this ServiceAccount and may do no more than it (TokenRequest, one hour)."""
+        """A kubeconfig with a token of this ServiceAccount (TokenRequest, one hour), and only its rights."""
         return self.kubeconfig(f"{namespace}-{service_account}", self.kube.token_for(service_account, namespace))
 
     def namespace(self, name: str) -> str:
-        """Make a namespace that pods can be created in: with its `default` ServiceAccount, as the controllers do."""
+        """Create a namespace with its `default` ServiceAccount, which pods need and the controllers would create."""
         self._make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         self._default_account(name)
         return name
@@ -317,18 +321,18 @@ class ControlPlane:
     def _make(self, manifest: Manifest) -> None:
         try:
             self.kube.create(manifest)
-        except ApiError as no:
-            if no.reason != "AlreadyExists":
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
                 raise
 
     def clear(self) -> None:
-        """Remove all pods, without grace, and all nodes: the next test begins on an empty cluster."""
+        """Delete all pods, without grace period, and all nodes: the next test starts on an empty cluster."""
         for namespace in {pod["metadata"]["namespace"] for pod in self.kube.list("Pod")}:
             self.kube.delete_all("Pod", namespace, grace=0)
         self.kube.request("DELETE", "/api/v1/nodes", {})
 
     def kubectl(self, *words: str, kubeconfig: Path | None = None) -> str:
-        """What kubectl prints; as the admin unless told otherwise."""
+        """The output of kubectl, run as the admin unless a kubeconfig is given."""
         env = {
             "KUBECONFIG": str(kubeconfig or self.admin_kubeconfig),
             "HOME": str(self.folder),

@@ -2,7 +2,7 @@
 
 It is a folder of the run. Inside the machine its parts are bound over the paths that programs use, so the kubelet,
 containerd and the agent run as on any node and nothing of the host is written. `format(name)` once, `start_boot()` at
-each boot, `binds()` for spaces.py.
+each boot, `binds()` for linux_namespaces.py.
 """
 
 import os
@@ -61,7 +61,7 @@ class Disk:
                 target = Path(os.readlink(entry.path)) if entry.is_symlink() else self._host_etc / entry.name
                 (etc / entry.name).symlink_to(target)
         (etc / "hostname").write_text(f"{name}\n")
-        # The kubelet looks its own name up at each report: found here, no name server is asked.
+        # The kubelet resolves its own name at each report: with this entry it sends no DNS query.
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n127.0.0.1 {name}\n")
         (etc / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
 

@@ -56,7 +56,7 @@ def made_once(key: str, make: Callable[[Path], None], waiting: Callable[[], None
 
 
 def _sweep_unfinished() -> None:
-    """Called under the lock: whatever is still called building-* was interrupted."""
+    """Called under the lock: every folder that is still named building-* belongs to an interrupted build."""
     for left in cache().glob("building-*"):
         shutil.rmtree(left, ignore_errors=True)
 

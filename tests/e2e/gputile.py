@@ -36,17 +36,23 @@ def rights(plane: ControlPlane) -> None:
 class Replica:
     """One `gputile scheduler`, serving when the `with` begins."""
 
-    patience = 30.0  # seconds to be ready, and again to lead
+    patience = 30.0  # seconds to be ready, and again to be the leader
 
     def __init__(
-        self, plane: ControlPlane, name: str = "gputile-0", *, leads: bool = True, server: str = "", **settings: Any
+        self,
+        plane: ControlPlane,
+        name: str = "gputile-0",
+        *,
+        wait_for_lease: bool = True,
+        server: str = "",
+        **settings: Any,
     ) -> None:
-        """`settings` by their dotted names with `__` for the dot: `filter__keep=4`. `leads`: wait until it does.
-        `server`: where it finds the API server, if there is something in between."""
+        """`settings` by their dotted names with `__` for the dot: `filter__keep=4`.
+        `wait_for_lease`: wait until it is the leader. `server`: the API server's URL, if a proxy is in between."""
         self.plane, self.name, self.port = plane, name, free_port()
         self._server = server or plane.server
         self._sets = {key.replace("__", "."): value for key, value in settings.items()}
-        self._leads = leads
+        self._wait_for_lease = wait_for_lease
         self._client = plane.authority.client("kube-scheduler")
         self.child: Child
 
@@ -55,8 +61,8 @@ class Replica:
         self._log = self.plane.folder / f"{self.name}.log"
         self._before = self._log.stat().st_size if self._log.exists() else 0
         self.child = self.plane.run(self.name, self._argv(), self._env(), self.is_ready, self.patience)
-        if self._leads:
-            wait_until(self.leads, self.patience, f"{self.name} leads", [self.child])
+        if self._wait_for_lease:
+            wait_until(self.is_leader, self.patience, f"{self.name} is the leader", [self.child])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,7 +71,7 @@ class Replica:
             self.plane.kube.delete("Pod", self.name, NAMESPACE, grace=0)
 
     def _make_pod(self) -> None:
-        """The Pod object that this process would run in; nothing runs it, and it asks for no node."""
+        """Create the Pod object that this process would run in; no scheduler binds it."""
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -95,14 +101,14 @@ class Replica:
     def _env(self) -> dict[str, str]:
         return {"POD_NAME": self.name, "POD_NAMESPACE": NAMESPACE}
 
-    # --- asking it
+    # --- requests
 
     def request(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
         connection = self.connection()
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
+            response = connection.getresponse()
+            return response.status, response.read().decode()
         finally:
             connection.close()
 
@@ -115,22 +121,22 @@ class Replica:
     def is_ready(self) -> bool:
         return self.request("GET", "/readyz")[0] == 200
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         pod = self.plane.kube.get("Pod", self.name, NAMESPACE)
         return bool(pod["metadata"]["labels"].get("gputile.io/leader") == "true")
 
     def count(self, metric: str, **labels: str) -> float:
         """The sum of all samples of a metric that carry these labels."""
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        pairs = [f'{key}="{value}"' for key, value in labels.items()]
         lines = self.request("GET", "/metrics")[1].splitlines()
-        found = [line for line in lines if line.startswith((f"{metric}{{", f"{metric} "))]
-        return sum(float(line.rpartition(" ")[2]) for line in found if all(pair in line for pair in wanted))
+        samples = [line for line in lines if line.startswith((f"{metric}{{", f"{metric} "))]
+        return sum(float(line.rpartition(" ")[2]) for line in samples if all(pair in line for pair in pairs))
 
     def logged(self, message: str) -> list[Manifest]:
-        """Its log lines with this message; an earlier process of the same name wrote into the same file."""
+        """Its log lines with this message, without those of an earlier process of the same name."""
         lines = self._log.read_bytes()[self._before :].decode().splitlines()
-        found = [json.loads(line) for line in lines if line.startswith("{")]
-        return [line for line in found if line["msg"] == message]
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        return [line for line in records if line["msg"] == message]
 
     # --- kube-scheduler's side
 
@@ -139,7 +145,7 @@ class Replica:
     ) -> Manifest:
         """A KubeSchedulerConfiguration of deploy/kube-scheduler with the addresses and files of this run.
 
-        `steers`: with the stanza for pods without GPUs before ours. `changes` are those of our own stanza.
+        `steers`: with the stanza for pods without GPUs before gputile's own. `changes` are those of gputile's stanza.
         """
         documents = manifests_of(DEPLOY / "kube-scheduler" / file)
         config = next((d for d in documents if d["kind"] == "KubeSchedulerConfiguration"), None)
@@ -151,7 +157,7 @@ class Replica:
         fast = {"qps": 5000, "burst": 5000}
         return {
             **config,
-            "extenders": [self._reaching(one, port or self.port) for one in extenders],
+            "extenders": [self._reaching(extender, port or self.port) for extender in extenders],
             "leaderElection": {"leaderElect": False},
             "clientConnection": fast,
         }

@@ -1,8 +1,7 @@
-"""The kubelets of the fake nodes: bound pods run, deleted pods end, finished pods say so.
+"""Fake kubelets of the fake nodes: they start bound pods, terminate deleted pods and report finished pods.
 
-Room:  level-based: each step looks at the pod as the watch last saw it and writes with its resourceVersion, so a
-       step taken on old news is refused by the API server and the newer news leads to the next one.
-Door:  `with FakeKubelets(kube) as kubelets:`; `hold`, `release`, `finish`.
+They are level-based: each step reads the pod from the watch's cache and writes with its resourceVersion. A step on a
+stale pod is rejected with a conflict, and the next event triggers the next step.
 
 bound --start_after--> Running, Ready --finish--> Succeeded or Failed
   any of them --deletionTimestamp, stop_after--> containers terminated --> object gone
@@ -19,14 +18,14 @@ from tests.e2e.api import ApiError, Kube, Manifest
 from tests.e2e.watching import Event, Key, Watch, watch
 
 FINAL = ("Succeeded", "Failed")
-GONE = ("NotFound", "Conflict")  # the pod changed or vanished under us; the watch tells what to do next
+GONE = ("NotFound", "Conflict")  # the pod changed or was deleted meanwhile; its next event triggers the next step
 RETRY = 0.2
 
 Choose = Callable[[Manifest], bool]
 
 
 class FakeKubelets:
-    """Threads that play kubelet for every bound pod that `mine` chooses."""
+    """Threads that act as the kubelet of every bound pod that `mine` accepts."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class FakeKubelets:
 
     def __enter__(self) -> "FakeKubelets":
         self._pods.__enter__()
-        self._pods.each(self._hear)
+        self._pods.each(self._handle)
         for thread in self._threads:
             thread.start()
         return self
@@ -59,11 +58,11 @@ class FakeKubelets:
 
     @property
     def pods(self) -> Watch:
-        """The watch of all pods that this class lives on; tests may read it too."""
+        """The watch of all pods; tests may read it too."""
         return self._pods
 
     def hold(self, name: str, namespace: str = "default") -> None:
-        """From now on this pod neither starts nor stops: its node is slow, or its containers will not die."""
+        """Keep a pod from starting and from terminating, as a slow node or a stuck container does."""
         self._held.add((namespace, name))
 
     def release(self, name: str, namespace: str = "default") -> None:
@@ -71,13 +70,13 @@ class FakeKubelets:
         self._agenda.add((namespace, name), time.monotonic())
 
     def finish(self, name: str, namespace: str = "default", phase: str = "Succeeded") -> None:
-        """Its containers end by themselves; the object stays."""
+        """Let the containers of a pod exit; the object stays."""
         pod = self._kube.get("Pod", name, namespace)
         self._patch(pod, ended(pod, phase))
 
     # --- in the threads
 
-    def _hear(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         metadata = event.object["metadata"]
         if event.type == "DELETED":
             for step in ("start", "stop"):
@@ -89,8 +88,8 @@ class FakeKubelets:
         while (key := self._agenda.take()) is not None:
             try:
                 self._step(key)
-            except ApiError as no:
-                if no.reason not in GONE:
+            except ApiError as error:
+                if error.reason not in GONE:
                     self._agenda.add(key, time.monotonic() + RETRY)
             except (OSError, HTTPException):  # the API server is away
                 self._agenda.add(key, time.monotonic() + RETRY)
@@ -107,7 +106,7 @@ class FakeKubelets:
             self._patch(pod, running(pod), pod["metadata"]["resourceVersion"])
 
     def _may(self, key: Key, pod: Manifest, step: str, after: float) -> bool:
-        """Whether the time for this step has come; if not, it is put on the agenda."""
+        """Whether this step is due; if not, it is put on the agenda."""
         due = self._due.setdefault((pod["metadata"]["uid"], step), time.monotonic() + after)
         if due > time.monotonic():
             self._agenda.add(key, due)
@@ -115,7 +114,7 @@ class FakeKubelets:
         return True
 
     def _end(self, pod: Manifest) -> None:
-        """As a kubelet does: first say that the containers are gone, then let the object go."""
+        """As a kubelet does: first report that the containers have terminated, then delete the object."""
         metadata = pod["metadata"]
         if pod["status"].get("phase") not in FINAL:
             self._patch(pod, ended(pod, "Failed"), metadata["resourceVersion"])
@@ -130,31 +129,31 @@ class FakeKubelets:
 
 
 class Agenda:
-    """Keys with the time they are due; `take` waits for the next."""
+    """A queue of keys with due times; `take` blocks until the next key is due."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, Key]] = []
-        self._news, self._closed = threading.Condition(), False
+        self._changed, self._closed = threading.Condition(), False
 
     def add(self, key: Key, due: float) -> None:
-        with self._news:
+        with self._changed:
             heapq.heappush(self._heap, (due, key))
-            self._news.notify()
+            self._changed.notify()
 
     def take(self) -> Key | None:
-        """None: closed."""
-        with self._news:
+        """The next key that is due; None after `close`."""
+        with self._changed:
             while not self._closed:
                 wait = self._heap[0][0] - time.monotonic() if self._heap else None
                 if wait is not None and wait <= 0:
                     return heapq.heappop(self._heap)[1]
-                self._news.wait(wait)
+                self._changed.wait(wait)
         return None
 
     def close(self) -> None:
-        with self._news:
+        with self._changed:
             self._closed = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 def running(pod: Manifest) -> Manifest:
@@ -172,7 +171,7 @@ def running(pod: Manifest) -> Manifest:
 
 
 def ended(pod: Manifest, phase: str) -> Manifest:
-    """The status of a pod whose containers are gone."""
+    """The status of a pod whose containers have terminated."""
     at, spec = _now(), pod["spec"]
     state = _ended(at, "Completed", 0) if phase == "Succeeded" else _ended(at, "Error", 137)
     return {
@@ -184,8 +183,8 @@ def ended(pod: Manifest, phase: str) -> Manifest:
 
 
 def _conditions(ready: str, at: str) -> list[Manifest]:
-    said = {"Initialized": "True", "Ready": ready, "ContainersReady": ready}
-    return [{"type": name, "status": value, "lastTransitionTime": at} for name, value in said.items()]
+    statuses = {"Initialized": "True", "Ready": ready, "ContainersReady": ready}
+    return [{"type": name, "status": value, "lastTransitionTime": at} for name, value in statuses.items()]
 
 
 def _container(container: Manifest, state: Manifest) -> Manifest:

@@ -1,10 +1,9 @@
-"""A real node on this machine: a kubelet with its own containerd, its own disk and its own namespaces.
+"""A real node on the host of the tests: a kubelet with its own containerd, disk and Linux namespaces.
 
-Room:  each machine has a process 1 (spaces.py). When that ends, however it ends, the kernel ends all that ran there,
-       containers and shims too, and takes mounts, bridges and network namespaces along. containerd and the pods have
-       a network of their own; the kubelet and what `run` starts use the host's, to reach the API server on 127.0.0.1.
-Door:  `with Machine(plane, "node-a") as machine:`; then `run`, `logs`, `containers`, `inside`, `restart_kubelet`,
-       `kill_kubelet`, `stop_containerd`, `reboot`, and `machine.disk` for its files. Pods: see `pods.real`.
+Each machine has a process 1 (linux_namespaces.py). When it exits, the kernel kills every process of the machine,
+containers and shims included, and removes its mounts, bridges and network namespaces: nothing may outlive it.
+containerd and the pods have a network namespace of their own; the kubelet and the programs of `run` use the host's, to
+reach the API server on 127.0.0.1.
 """
 
 import itertools
@@ -34,14 +33,14 @@ from tests.e2e.node_configs import SOCKET, containerd_config, kubelet_config, ne
 from tests.e2e.node_programs import node_programs
 from tests.e2e.processes import Child, free_port, wait_until
 
-SPACES = (sys.executable, "-ISs", str(Path(__file__).with_name("spaces.py")))
+NAMESPACES = (sys.executable, "-ISs", str(Path(__file__).with_name("linux_namespaces.py")))
 HOST_NETWORK, OWN_NETWORK = "uts,pid,mnt", "net,uts,pid,mnt"
 NOT_READY = "node.kubernetes.io/not-ready"
 _numbers = itertools.count(1)
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
-    """A container that runs, and what its runtime was told."""
+    """A running container, with the OCI spec that its runtime received."""
 
     id: str
     pid: int  # inside the machine
@@ -54,8 +53,9 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine:
-    """
-    off --boot--> on --shut_down--> off         reboot() is both; `with` boots, and shuts down at its end
+    """A real node: it boots when the `with` begins and shuts down at its end.
+
+    off --boot--> on --shut_down--> off         reboot() is both
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Machine:
     def __enter__(self) -> "Machine":
         self._programs = node_programs()
         cgroups.sweep(lambda run: owned(self.plane.folder.parent / run))
-        with ExitStack() as stack:  # what fails or is interrupted half-way is undone
+        with ExitStack() as stack:  # a failed or interrupted start is undone
             stack.callback(self._remove_disk)
             stack.callback(self._leave_cluster)
             stack.callback(self.shut_down)
@@ -88,32 +88,32 @@ class Machine:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stack.close()
-        if kind is None:  # else a report is about to show the ends of their logs
+        if kind is None:  # else the failure report shows the ends of their logs
             self.plane.forget(self._children.values())
 
     # --- power
 
     def boot(self, kubelet: bool = True) -> None:
-        """Process 1, containerd and, unless told otherwise, kubelet; returns when the node has said Ready."""
+        """Start process 1, containerd and, by default, the kubelet; return when the node is Ready."""
         self.disk.start_boot()
         cgroups.make(self._cgroup)
         argv = ["new", self.name, *self.disk.binds()]
-        self._begin("machine", [*SPACES, *argv], ready=(self.disk.run / "booted").exists)
+        self._begin("machine", [*NAMESPACES, *argv], ready=(self.disk.run / "booted").exists)
         self.start_containerd()
         if kubelet:
             self.start_kubelet()
 
     def shut_down(self) -> None:
-        """Programs and kubelet are asked to stop, in that order; the rest is cut off, as the end of a machine does."""
+        """Stop the programs and the kubelet, in that order; the end of process 1 kills the rest."""
         for name in [name for name in reversed(self._children) if name not in ("machine", "containerd")]:
             self._children[name].stop(grace=5)
-        for name in ("containerd", "machine"):  # process 1 ends when all others of the machine are gone
+        for name in ("containerd", "machine"):  # process 1 exits when all other processes of the machine are gone
             if name in self._children:
                 self._children[name].stop(grace=5)
         cgroups.remove(self._cgroup)
 
     def reboot(self) -> None:
-        """All containers gone, /run empty; what `run` started is stopped and stays so."""
+        """Kill all containers and empty /run; programs of `run` are stopped and not started again."""
         self.shut_down()
         self.boot()
 
@@ -127,7 +127,7 @@ class Machine:
         ready: Callable[[], object] | None = None,
         seconds: float = READY,
     ) -> Child:
-        """Start any program on this machine, with the host's network; see `ControlPlane.run`.
+        """Start a program on this machine, with the host's network; see `ControlPlane.run`.
 
         `Child.pid` is of the process that waits for it; `pid_of` gives its own.
         """
@@ -146,14 +146,14 @@ class Machine:
         return self._children["containerd"]
 
     def start_kubelet(self) -> None:
-        """Returns when it has reported the node Ready."""
+        """Start the kubelet, and return when it has reported the node Ready."""
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.run("kubelet", self._kubelet_argv)
         wait_until(lambda: self._ready_since(began), READY, f"{self.name} Ready", [self.kubelet])
         self._admit()
 
     def kill_kubelet(self) -> None:
-        """kill -9; the containers go on."""
+        """kill -9; the containers keep running."""
         self.kubelet.kill()
 
     def restart_kubelet(self, kill: bool = False) -> None:
@@ -172,7 +172,7 @@ class Machine:
             self.ctr("images", "import", "--local", "--snapshotter", "native", str(archive))
 
     def stop_containerd(self, kill: bool = False) -> None:
-        """The containers go on: their shims hold them."""
+        """Stop containerd; the containers keep running below their shims."""
         if kill:
             self.containerd.kill()
         self.containerd.stop()
@@ -190,68 +190,68 @@ class Machine:
             wait_until(ready, seconds, f"{child.name} ready", [child])
         return child
 
-    def _entering(self, argv: Sequence[str | Path], spaces: str = HOST_NETWORK) -> list[str | Path]:
+    def _entering(self, argv: Sequence[str | Path], namespaces: str = HOST_NETWORK) -> list[str | Path]:
         """The command that runs `argv` on this machine."""
-        return [*SPACES, "enter", str(self._children["machine"].pid), spaces, *argv]
+        return [*NAMESPACES, "enter", str(self._children["machine"].pid), namespaces, *argv]
 
     def _containerd_listens(self) -> bool:
-        """Asked through /proc: the path of a socket may have 107 letters, and that of a run's folder may be longer."""
-        with socket.socket(socket.AF_UNIX) as door:
-            door.connect(f"/proc/{self._children['machine'].pid}/root{SOCKET}")
+        """Connect through /proc: a socket path has at most 107 characters, and that of a run's folder may be longer."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(f"/proc/{self._children['machine'].pid}/root{SOCKET}")
         return True
 
-    # --- what it runs
+    # --- containers
 
     def containers(self) -> list[Container]:
-        """Those that run now, without the pods' sandboxes."""
+        """The running containers, without the pods' sandboxes."""
         rows = [line.split() for line in self.ctr("tasks", "list").splitlines()[1:]]
-        found = [self._container(row[0], int(row[1])) for row in rows if row[2] == "RUNNING"]
-        return [container for container in found if container is not None]
+        containers = [self._container(row[0], int(row[1])) for row in rows if row[2] == "RUNNING"]
+        return [container for container in containers if container is not None]
 
     def _container(self, task: str, pid: int) -> Container | None:
-        """None for a sandbox, and for one that went while we looked."""
+        """None for a sandbox, and for a container that is already gone."""
         try:
             spec = json.loads((self.disk.bundles / task / "config.json").read_bytes())
         except FileNotFoundError:
             return None
-        notes = {key.rpartition("cri.")[2]: value for key, value in spec.get("annotations", {}).items()}
-        if notes.get("container-type") != "container":
+        annotations = {key.rpartition("cri.")[2]: value for key, value in spec.get("annotations", {}).items()}
+        if annotations.get("container-type") != "container":
             return None
         return Container(
             id=task,
             pid=pid,
-            namespace=notes["sandbox-namespace"],
-            pod=notes["sandbox-name"],
-            pod_uid=notes["sandbox-uid"],
-            name=notes["container-name"],
+            namespace=annotations["sandbox-namespace"],
+            pod=annotations["sandbox-name"],
+            pod_uid=annotations["sandbox-uid"],
+            name=annotations["container-name"],
             env=dict(pair.split("=", 1) for pair in spec["process"]["env"]),
             spec=spec,
         )
 
     def inside(self, pod: str, container: str, *argv: str, namespace: str = "default") -> str:
-        """What a command prints that is run inside a container."""
+        """The output of a command that runs inside a container."""
         wanted = (namespace, pod, container)
         running = self.containers()
-        found = [it.id for it in running if (it.namespace, it.pod, it.name) == wanted]
-        if not found:
-            there = ", ".join(f"{it.namespace}/{it.pod}/{it.name}" for it in running) or "none"
-            raise AssertionError(f"no container {'/'.join(wanted)} runs on {self.name}; there are: {there}")
-        return self.ctr("tasks", "exec", "--exec-id", secrets.token_hex(8), found[0], *argv)
+        ids = [it.id for it in running if (it.namespace, it.pod, it.name) == wanted]
+        if not ids:
+            names = ", ".join(f"{it.namespace}/{it.pod}/{it.name}" for it in running) or "none"
+            raise AssertionError(f"no container {'/'.join(wanted)} runs on {self.name}; running: {names}")
+        return self.ctr("tasks", "exec", "--exec-id", secrets.token_hex(8), ids[0], *argv)
 
     def logs(self, pod: str, container: str = "main", namespace: str = "default") -> str:
-        """What a container printed since it last started; empty if there is no such container (yet)."""
+        """The output of a container since its last start; empty if there is no such container (yet)."""
         files = self.disk.pod_logs.glob(f"{namespace}_{pod}_*/{container}/*.log")
         newest = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
         lines = newest.read_text(errors="replace").splitlines() if newest else []
         return "".join(_printed(line) for line in lines)
 
     def ctr(self, *words: str) -> str:
-        """What containerd's own command prints."""
+        """The output of `ctr`, containerd's own command."""
         argv = self._entering([self._programs.ctr, "--namespace", "k8s.io", *words])
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode:
-            said = f"{done.stderr.strip()} {done.stdout.strip()}"
-            raise AssertionError(f"`ctr {' '.join(words)}` on {self.name} failed ({done.returncode}): {said}")
+            output = f"{done.stderr.strip()} {done.stdout.strip()}"
+            raise AssertionError(f"`ctr {' '.join(words)}` on {self.name} failed ({done.returncode}): {output}")
         return done.stdout
 
     # --- its files, and its place in the cluster
@@ -280,22 +280,22 @@ class Machine:
         ]
 
     def _ready_since(self, moment: str) -> bool:
-        """Whether the kubelet said Ready after this second."""
+        """Whether the kubelet has reported Ready after this second."""
         node = self.plane.kube.find("Node", self.name) or {"status": {}}
-        said = [it for it in node["status"].get("conditions", []) if it["type"] == "Ready"]
-        return any(it["status"] == "True" and it["lastHeartbeatTime"] > moment for it in said)
+        conditions = [it for it in node["status"].get("conditions", []) if it["type"] == "Ready"]
+        return any(it["status"] == "True" and it["lastHeartbeatTime"] > moment for it in conditions)
 
     def _admit(self) -> None:
-        """Admission taints every new node; the controller that would take the taint away may not run."""
+        """Remove the not-ready taint that admission adds to every new node: its controller may not run."""
         taints = self.plane.kube.get("Node", self.name)["spec"].get("taints") or []
         left = [taint for taint in taints if taint["key"] != NOT_READY]
         if left != taints:
             self.plane.kube.patch("Node", self.name, {"spec": {"taints": left or None}})
 
     def _leave_cluster(self) -> None:
-        """Its pods, without grace, and its Node: nobody is left to end them."""
+        """Delete its pods, without grace period, and its Node: no kubelet is left to terminate them."""
         kube = self.plane.kube
-        with suppress(OSError, HTTPException):  # no API server: nothing to leave
+        with suppress(OSError, HTTPException):  # the API server may be down already
             for pod in kube.list("Pod", fields=f"spec.nodeName={self.name}"):
                 kube.delete("Pod", pod["metadata"]["name"], pod["metadata"]["namespace"], grace=0)
             for kind, namespace in (("Node", "default"), ("Lease", "kube-node-lease")):

@@ -28,7 +28,7 @@ def kubelet_config(client_ca: Path, cgroup: str, port: int, health_port: int) ->
         },
         "authorization": {"mode": "AlwaysAllow"},
         "containerRuntimeEndpoint": f"unix://{SOCKET}",
-        # Groups of its own: without cgroupsPerQOS a container's would be in /k8s.io, whatever cgroupRoot says.
+        # Without cgroupsPerQOS the groups of containers would be in /k8s.io, regardless of cgroupRoot.
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": True,
         "cgroupRoot": f"/{cgroup}",
@@ -91,7 +91,7 @@ SystemdCgroup = false
 
 
 def network_config(number: int) -> Manifest:
-    """A bridge in the machine's own network namespace; addresses of a range per machine, forgotten at a reboot."""
+    """A bridge in the machine's own network namespace; each machine has its address range, reset at a reboot."""
     addresses = {
         "type": "host-local",
         "dataDir": "/run/cni",

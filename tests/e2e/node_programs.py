@@ -1,8 +1,8 @@
-"""The programs of a real node: kubelet, containerd with all it calls, and a busybox to put into an image.
+"""Builds the programs of a real node: kubelet, containerd with its helpers, and a busybox for the image.
 
-Room:  kubelet and containerd are built from source as the control plane is. runc and a busybox without libraries are
-       fetched from Debian's packages and unpacked into the cache: nothing is installed, apt's own lists stay as is.
-Door:  `node_programs(tell)`; `Unavailable` says why there are none. `python -m tests.e2e.node_programs` builds them.
+kubelet and containerd are built from source as the control plane is. runc and a static busybox come from Debian's
+packages and are unpacked into the cache; nothing is installed, and apt's own lists are not changed.
+`python -m tests.e2e.node_programs` builds them.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import msgspec
 
 from tests.e2e.disks import OWN
 from tests.e2e.folders import cache, made_once
-from tests.e2e.programs import KUBERNETES, Source, Tell, Unavailable, announce, built
+from tests.e2e.programs import KUBERNETES, Report, Source, Unavailable, announce, built
 
 CONTAINERD = Source(
     name="containerd",
@@ -33,17 +33,17 @@ class NodePrograms(msgspec.Struct, frozen=True, kw_only=True):
     """Where the programs are."""
 
     kubelet: Path
-    containerd: Path  # its shim and the network plugins lie beside it
+    containerd: Path  # its shim and the network plugins are in the same folder
     ctr: Path
     runc: Path
     busybox: Path
     containerd_version: str
 
 
-def node_programs(tell: Tell = print) -> NodePrograms:
-    """All programs, built or fetched now if the cache has them not (containerd: three minutes on two cores)."""
+def node_programs(report: Report = print) -> NodePrograms:
+    """All programs, built or fetched now if they are not cached (containerd: three minutes on two cores)."""
     _check_rights()
-    kubernetes, containerd, debian = built(KUBERNETES, tell), built(CONTAINERD, tell), fetched(tell, PACKAGES)
+    kubernetes, containerd, debian = built(KUBERNETES, report), built(CONTAINERD, report), fetched(report, PACKAGES)
     _run([str(debian / "usr" / "sbin" / "runc"), "--version"], debian)
     return NodePrograms(
         kubelet=kubernetes / "kubelet",
@@ -56,32 +56,32 @@ def node_programs(tell: Tell = print) -> NodePrograms:
 
 
 def _check_rights() -> None:
-    """Whether a machine can be made here at all."""
+    """Raise `Unavailable` unless a machine can run here."""
     if os.geteuid() != 0:
-        raise Unavailable("a real node makes namespaces, mounts and cgroups: it needs root")
+        raise Unavailable("a real node creates namespaces, mounts and cgroups: run as root")
     if platform.system() != "Linux":
         raise Unavailable(f"a kubelet needs Linux, and this is {platform.system()}")
     for place in OWN.values():
         if cache().resolve().is_relative_to(place):
             raise Unavailable(
-                f"a machine hides {place}, and there is the cache: set GPUTILE_E2E_CACHE to another place"
+                f"the cache is in {place}, which a machine mounts over: set GPUTILE_E2E_CACHE to another folder"
             )
 
 
-# --- what comes from Debian
+# --- Debian's packages
 
 
-def fetched(tell: Tell, packages: Sequence[str]) -> Path:
-    """The folder that Debian's packages are unpacked into, fetched now if the cache has it not."""
+def fetched(report: Report, packages: Sequence[str]) -> Path:
+    """The folder with the unpacked Debian packages, fetched now if it is not cached."""
     release = platform.freedesktop_os_release()
     digest = hashlib.sha256("\0".join(packages).encode()).hexdigest()[:10]
     key = f"{release['ID']}-{release.get('VERSION_ID', 'rolling')}-{platform.machine()}-{digest}"
-    waiting = partial(tell, "e2e: another run is building; waiting for it")
-    return made_once(key, partial(_fetch, tell, packages), waiting)
+    waiting = partial(report, "e2e: another run is building; waiting for it")
+    return made_once(key, partial(_fetch, report, packages), waiting)
 
 
-def _fetch(tell: Tell, packages: Sequence[str], folder: Path) -> None:
-    tell(f"e2e: fetching {' and '.join(packages)} from Debian's packages, once")
+def _fetch(report: Report, packages: Sequence[str], folder: Path) -> None:
+    report(f"e2e: fetching {' and '.join(packages)} from Debian's packages, once")
     with tempfile.TemporaryDirectory(dir=folder) as name:
         work = Path(name)
         for needed in ("lists/partial", "cache/archives/partial"):
@@ -95,13 +95,13 @@ def _fetch(tell: Tell, packages: Sequence[str], folder: Path) -> None:
 
 
 def _run(argv: Sequence[str], cwd: Path) -> None:
-    """A package that cannot be had, or does not run here, is a reason to skip: it is no fault of ours."""
+    """Raise `Unavailable`, which skips the tests, for a package that cannot be fetched or does not run here."""
     if shutil.which(argv[0]) is None:
-        raise Unavailable(f"some programs come from Debian's packages, and there is no `{argv[0]}` here")
+        raise Unavailable(f"some programs come from Debian's packages, and `{argv[0]}` is not installed")
     done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["(it said nothing)"])[-1]
-        raise Unavailable(f"`{argv[0]}` failed, so Debian's packages cannot be had: {last}")
+        last = (done.stderr.strip().splitlines() or ["(no output)"])[-1]
+        raise Unavailable(f"`{argv[0]}` failed, so Debian's packages cannot be fetched: {last}")
 
 
 if __name__ == "__main__":

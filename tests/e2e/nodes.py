@@ -18,7 +18,7 @@ from tests.e2e.api import Kube, Manifest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 INVENTORY = "gputile.io/inventory"
 SLOTS = 10  # tiles on one card, the default of gputile, hami and vgpu-manager
-PODS = 500  # a kubelet says 110; more keeps small test clusters from being full of pods before they are full of tiles
+PODS = 500  # a kubelet has 110; with more, a small test cluster runs out of tiles before it runs out of pods
 UNITS = {"gib": 1024, "quarter": 256, "mib": 1}
 
 # What each dialect counts: `card` once per card, `slot` per tile, `percent` 100 per card, else memory in that unit.
@@ -64,8 +64,8 @@ def gpu_node(
 
     `resources` replaces all GPU resources, for a node that serves one dialect only; cpu, memory and pods stay.
     """
-    made = builders.node(name, cpu, host).cards(cards, model, memory, **facts).manifest()
-    return from_manifest(made, labels=labels, annotations=annotations, resources=resources)
+    manifest = builders.node(name, cpu, host).cards(cards, model, memory, **facts).manifest()
+    return from_manifest(manifest, labels=labels, annotations=annotations, resources=resources)
 
 
 def plain_node(
@@ -77,7 +77,7 @@ def plain_node(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """A node without our inventory: no GPU at all, or one that another agent describes by these resources."""
+    """A node without an inventory of gputile: without GPUs, or with another agent's resources."""
     bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
     bare["status"] = {"allocatable": {"cpu": cpu, "memory": host}}
     return from_manifest(bare, labels=labels, annotations=annotations, resources=resources or {})
@@ -85,23 +85,23 @@ def plain_node(
 
 def example_nodes(path: Path = EXAMPLES / "cluster.yaml") -> list[Manifest]:
     """The nodes of the demo's cluster, with the resources of every dialect."""
-    return [from_manifest(found) for found in yaml.safe_load_all(path.read_text()) if found["kind"] == "Node"]
+    return [from_manifest(it) for it in yaml.safe_load_all(path.read_text()) if it["kind"] == "Node"]
 
 
 def from_manifest(
-    made: Manifest,
+    manifest: Manifest,
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
     resources: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Complete a Node manifest: every dialect's resources by its inventory, pods, a Ready condition."""
-    metadata, status = made["metadata"], made.get("status", {})
-    notes = {**metadata.get("annotations", {}), **(annotations or {})}
-    said = status.get("allocatable", {})
+    metadata, status = manifest["metadata"], manifest.get("status", {})
+    all_annotations = {**metadata.get("annotations", {}), **(annotations or {})}
+    allocatable = status.get("allocatable", {})
     if resources is None:
-        amounts = {**counted(notes.get(INVENTORY, "")), **said}
+        amounts = {**counted(all_annotations.get(INVENTORY, "")), **allocatable}
     else:
-        amounts = {**{name: said[name] for name in ("cpu", "memory") if name in said}, **resources}
+        amounts = {**{name: allocatable[name] for name in ("cpu", "memory") if name in allocatable}, **resources}
     names = {"kubernetes.io/hostname": metadata["name"], "kubernetes.io/os": "linux"}
     return {
         "apiVersion": "v1",
@@ -109,9 +109,9 @@ def from_manifest(
         "metadata": {
             "name": metadata["name"],
             "labels": {**names, **metadata.get("labels", {}), **(labels or {})},
-            "annotations": notes,
+            "annotations": all_annotations,
         },
-        "spec": dict(made.get("spec", {})),
+        "spec": dict(manifest.get("spec", {})),
         "status": {**_amounts(amounts), "conditions": [READY], "addresses": status.get("addresses", [])},
     }
 
@@ -152,7 +152,7 @@ def _join(kube: Kube, manifest: Manifest) -> str:
     name: str = manifest["metadata"]["name"]
     kube.create(manifest)
     kube.patch("Node", name, {"status": manifest["status"]}, subresource="status", how="strategic")
-    # Admission adds not-ready to every new node; the controller that would take it away is off.
+    # Admission adds the not-ready taint to every new node; the controller that removes it does not run.
     kube.patch("Node", name, {"spec": {"taints": manifest["spec"].get("taints")}})
     return name
 

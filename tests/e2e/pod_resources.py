@@ -48,13 +48,13 @@ class PodResourceList(Message):
 
 def pod_resources(socket: Path) -> Devices:
     """The devices of app containers; init containers are not included."""
-    found: Devices = {}
+    devices: Devices = {}
     for pod in asyncio.run(_list(socket)).pods:
         for container in pod.containers:
             for device in container.devices:  # one entry per device
                 key = (pod.namespace, pod.name, container.name, device.resource_name)
-                found[key] = found.get(key, frozenset()) | frozenset(device.ids)
-    return found
+                devices[key] = devices.get(key, frozenset()) | frozenset(device.ids)
+    return devices
 
 
 async def _list(socket: Path) -> PodResourceList:
@@ -62,5 +62,5 @@ async def _list(socket: Path) -> PodResourceList:
         call = channel.unary_unary(
             "/v1.PodResourcesLister/List", request_serializer=encode, response_deserializer=decoder(PodResourceList)
         )
-        said: PodResourceList = await call(Nothing(), timeout=10)
-        return said
+        response: PodResourceList = await call(Nothing(), timeout=10)
+        return response

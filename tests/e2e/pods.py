@@ -36,31 +36,31 @@ def tile(name: str, memory: int, cards: int = 1, **more: Any) -> Manifest:
     return pod(name, {"gputile.io/gpu": cards, "gputile.io/memory": memory}, **more)
 
 
-def real(manifest: Manifest, node: str = "", says: str = "") -> Manifest:
-    """The same pod (or Deployment, or any kind with a pod template), such that a real machine can run it.
+def real(manifest: Manifest, node: str = "", script: str = "") -> Manifest:
+    """The same pod (or Deployment, or any kind with a pod template), changed so that a real machine can run it.
 
-    Its image is ours, there is no ServiceAccount token to wait for, and it ends within a second of its deletion.
-    `node`: bound there at once, without a scheduler. `says`: what each container runs before it idles, in place of
-    its own command; an init container ends after that. One without command just idles, or ends.
+    Its image is that of the tests, it mounts no ServiceAccount token, and it terminates within a second of its
+    deletion. `node`: bound there at once, without a scheduler. `script`: replaces the command of each container, which
+    idles afterwards; an init container exits instead. A container without command idles, or exits.
     """
-    made = deepcopy(manifest)
-    spec = made["spec"]["template"]["spec"] if "template" in made["spec"] else made["spec"]
-    for one in (*spec.get("initContainers", []), *spec["containers"]):
-        ends = one in spec.get("initContainers", []) and one.get("restartPolicy") != "Always"
-        one.update(image=IMAGE, imagePullPolicy="Never")
-        if says or "command" not in one:
-            one["command"] = ["/bin/sh", "-c", f"{says}\n{'' if ends else IDLE}"]
+    copy = deepcopy(manifest)
+    spec = copy["spec"]["template"]["spec"] if "template" in copy["spec"] else copy["spec"]
+    for entry in (*spec.get("initContainers", []), *spec["containers"]):
+        exits = entry in spec.get("initContainers", []) and entry.get("restartPolicy") != "Always"
+        entry.update(image=IMAGE, imagePullPolicy="Never")
+        if script or "command" not in entry:
+            entry["command"] = ["/bin/sh", "-c", f"{script}\n{'' if exits else IDLE}"]
     spec.update(automountServiceAccountToken=False, enableServiceLinks=False, terminationGracePeriodSeconds=1)
-    return {**made, "spec": {**made["spec"], "nodeName": node}} if node else made
+    return {**copy, "spec": {**copy["spec"], "nodeName": node}} if node else copy
 
 
-def node_of(found: Manifest | None) -> str | None:
-    return found["spec"].get("nodeName") if found else None
+def node_of(pod: Manifest | None) -> str | None:
+    return pod["spec"].get("nodeName") if pod else None
 
 
 def all_bound(count: int) -> Any:
-    """For `Watch.wait_for`."""
-    return lambda pods: sum(bool(node_of(found)) for found in pods.values()) == count
+    """A condition for `Watch.wait_for`: exactly this many pods are bound."""
+    return lambda pods: sum(bool(node_of(pod)) for pod in pods.values()) == count
 
 
 def first_with_node(watch: Watch, name: str) -> Manifest:
@@ -69,5 +69,5 @@ def first_with_node(watch: Watch, name: str) -> Manifest:
 
 
 def events_of(kube: Kube, namespace: str, name: str, reason: str = "") -> list[Manifest]:
-    found = kube.list("Event", namespace, fields=f"involvedObject.name={name}")
-    return [event for event in found if reason in ("", event["reason"])]
+    events = kube.list("Event", namespace, fields=f"involvedObject.name={name}")
+    return [event for event in events if reason in ("", event["reason"])]

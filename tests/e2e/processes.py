@@ -1,7 +1,6 @@
-"""Child processes that never outlive the tests, and waiting that says what it waited for.
+"""Child processes that must not outlive the tests, free ports, and waits whose timeout names the awaited condition.
 
-Room:  each child has its own process group and a log file; the kernel kills it when pytest dies, even by kill -9.
-Door:  `Child`, `free_port`, `wait_until`, `interruptible`.
+Each child has its own process group and a log file; the kernel kills it when pytest dies, even by kill -9.
 """
 
 import os
@@ -26,19 +25,19 @@ TETHER = Path(__file__).with_name("tether.py")
 PORTS = range(20_000, 32_000)  # below the kernel's range for outgoing connections, so a port stays free over a restart
 # The kernel's parent-death signal follows the *thread* that forked. This one lives as long as Python does.
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="e2e-starter")
-_given: set[int] = set()
-_giving = threading.Lock()
+_allocated: set[int] = set()
+_allocating = threading.Lock()
 
 
 class TookTooLong(AssertionError):
-    """Something that had to happen did not; the text has the end of each log."""
+    """An awaited condition did not become true in time; the message has the end of each log."""
 
 
 class Child:
     """One program with its log: `start`, `stop`, `kill`, `restart`.
 
     stopped --start--> running --stop (TERM, then KILL) or kill--> stopped
-                          +--ends by itself--> dead: `alive` is False, `status` its exit code
+                          +--exits by itself--> dead: `alive` is False, `status` its exit code
     """
 
     def __init__(self, name: str, argv: Sequence[str | Path], log: Path, env: Mapping[str, str], cwd: Path) -> None:
@@ -79,13 +78,13 @@ class Child:
             )
 
     def signal(self, number: int) -> None:
-        """Send a signal to the child and its whole group; nothing if they are gone."""
+        """Send a signal to the child's process group; a group that is gone is ignored."""
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
     def stop(self, grace: float = 10.0) -> None:
-        """Ask, wait, insist. Nothing of its group is left when this returns."""
+        """SIGTERM, wait, SIGKILL. No process of its group is left when this returns."""
         if self.alive and self._process is not None:
             self.signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
@@ -103,7 +102,7 @@ class Child:
         return self.start()
 
     def tail(self, lines: int = 20) -> str:
-        """The end of its log, under a heading that says whether it lives."""
+        """The end of its log, under a heading with its state."""
         state = f"pid {self.pid}" if self.alive else f"exit code {self.status}"
         return f"--- {self.name} ({state}), end of {self.log}:\n{last_lines(self.log, lines)}"
 
@@ -117,7 +116,7 @@ def last_lines(path: Path, lines: int) -> str:
 
 
 def stop_all(children: Sequence[Child], grace: float = 5.0) -> None:
-    """Stop them together: all are asked before any is waited for."""
+    """Stop the children together: SIGTERM to all, then wait for each."""
     for child in children:
         child.signal(signal.SIGTERM)
     deadline = time.monotonic() + grace
@@ -126,13 +125,13 @@ def stop_all(children: Sequence[Child], grace: float = 5.0) -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on and that this process gave to nobody else."""
-    with _giving:
+    """A port of 127.0.0.1 without a listener, which this process has not returned before."""
+    with _allocating:
         for port in random.sample(PORTS, 500):
-            if port not in _given and _bindable(port):
-                _given.add(port)
+            if port not in _allocated and _bindable(port):
+                _allocated.add(port)
                 return port
-    raise OSError(f"no free port of 127.0.0.1 in {PORTS.start}-{PORTS.stop}; see `ss -ltnp` for who holds them")
+    raise OSError(f"no free port of 127.0.0.1 in {PORTS.start}-{PORTS.stop}; `ss -ltnp` lists the listeners")
 
 
 def _bindable(port: int) -> bool:
@@ -147,32 +146,32 @@ def _bindable(port: int) -> bool:
 def wait_until(
     ready: Callable[[], T], seconds: float, what: str, watching: Sequence[Child] = (), every: float = 0.05
 ) -> T:
-    """Ask `ready` until it says something true, and return that.
+    """Call `ready` until its result is true, and return that.
 
-    Connections refused on the way are borne. A watched child that dies ends the waiting at once.
+    Connection errors count as not ready. A watched child that exits ends the wait at once.
     """
-    deadline, last = time.monotonic() + seconds, "nothing true yet"
+    deadline, last = time.monotonic() + seconds, "no result yet"
     while True:
         try:
-            if found := ready():
-                return found
-            last = f"last answer {found!r}"
-        except (OSError, HTTPException) as refused:
-            last = f"last error {type(refused).__name__}: {refused}"
+            if result := ready():
+                return result
+            last = f"last result {result!r}"
+        except (OSError, HTTPException) as error:
+            last = f"last error {type(error).__name__}: {error}"
         if dead := [child for child in watching if not child.alive]:
-            raise TookTooLong(_story(f"{dead[0].name} ended while waiting for {what} ({last})", dead))
+            raise TookTooLong(_with_logs(f"{dead[0].name} exited while waiting for: {what} ({last})", dead))
         if time.monotonic() > deadline:
-            raise TookTooLong(_story(f"waited {seconds:g} s in vain for {what} ({last})", watching))
+            raise TookTooLong(_with_logs(f"timed out after {seconds:g} s waiting for: {what} ({last})", watching))
         time.sleep(every)
 
 
-def _story(sentence: str, children: Sequence[Child]) -> str:
+def _with_logs(sentence: str, children: Sequence[Child]) -> str:
     return "\n".join([sentence, *(child.tail() for child in children)])
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the run as Ctrl-C does, so that what was started is stopped and removed.
+    """Make SIGTERM and SIGHUP end the run as Ctrl-C does, so that all children are stopped and all files removed.
 
     SIGINT too: a shell without job control starts background jobs with SIGINT ignored.
     """

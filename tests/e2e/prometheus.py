@@ -20,27 +20,27 @@ READY = 30.0  # seconds
 
 
 class Prometheus:
-    """A running server, asked over its HTTP API."""
+    """A running Prometheus server, queried over its HTTP API."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}"
 
     def is_ready(self) -> bool:
         try:
-            with urlopen(f"{self._url}/-/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
+            with urlopen(f"{self._url}/-/ready", timeout=5) as response:
+                return bool(response.status == 200)
         except URLError:
             return False
 
     def query(self, expression: str) -> list[Any]:
         """The series of an instant query; an expression that Prometheus does not accept is an HTTPError."""
-        with urlopen(f"{self._url}/api/v1/query?{urlencode({'query': expression})}", timeout=10) as answer:
-            return list(json.load(answer)["data"]["result"])
+        with urlopen(f"{self._url}/api/v1/query?{urlencode({'query': expression})}", timeout=10) as response:
+            return list(json.load(response)["data"]["result"])
 
 
 @contextmanager
 def prometheus(plane: ControlPlane, replica: Replica, agent: NodeAgent) -> Iterator[Prometheus]:
-    """Scrapes the scheduler with a client certificate, as docs/metrics.md says, and the agent."""
+    """Run a Prometheus that scrapes the scheduler with a client certificate, as in docs/metrics.md, and the agent."""
     port, client = free_port(), plane.authority.client("prometheus")
     tls = {"ca_file": str(plane.authority.ca), "cert_file": str(client.cert), "key_file": str(client.key)}
     jobs = [
@@ -58,7 +58,7 @@ def prometheus(plane: ControlPlane, replica: Replica, agent: NodeAgent) -> Itera
     server = Prometheus(port)
     child = plane.run("prometheus", argv, ready=server.is_ready)
     try:
-        wait_until(lambda: len(server.query("up == 1")) == len(jobs), READY, "both are scraped", [child])
+        wait_until(lambda: len(server.query("up == 1")) == len(jobs), READY, "both jobs are scraped", [child])
         yield server
     finally:
         child.stop()

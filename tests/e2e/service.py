@@ -25,7 +25,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close with a reset
 class Service:
     """The TCP proxy of a Service.
 
-    open --cut--> cut: connections are reset, new ones too --mend--> open
+    open --cut--> cut: connections are reset, new ones too --restore--> open
     open --pause--> paused: bytes wait, new connections are accepted --resume--> open
     """
 
@@ -71,22 +71,22 @@ class Service:
         """The pod that a new connection would reach: it carries the label, is ready, not terminating, and has a
         backend."""
         pods = (pod["metadata"] for pod in self._pods.objects.values())
-        there = (p["name"] for p in pods if "deletionTimestamp" not in p and p["name"] in self.backends)
-        return next((name for name in there if self._is_ready(name)), None)
+        names = (p["name"] for p in pods if "deletionTimestamp" not in p and p["name"] in self.backends)
+        return next((name for name in names if self._is_ready(name)), None)
 
     @property
     def connections(self) -> int:
         return len(self._tasks)
 
     def cut(self) -> None:
-        """Reset every connection, and each new one, until `mend`."""
+        """Reset every connection, and each new one, until `restore`."""
         self._call(self._sever(stay=True))
 
     def drop(self) -> None:
         """Reset every connection once; new ones are served."""
         self._call(self._sever(stay=False))
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._cut = False
 
     def pause(self) -> None:
@@ -126,16 +126,16 @@ class Service:
         try:
             name = None if self._cut else self.chosen()
             if name is None:
-                raise ConnectionRefusedError("no pod is chosen")
+                raise ConnectionRefusedError("no pod is selected")
             from_pod, onward = await asyncio.open_connection(*self.backends[name])
             await _both(self._pump(reader, onward), self._pump(from_pod, writer))
             onward.close()
             writer.close()
             return
         except OSError:
-            pass  # the pod is not there: the client sees a reset, as it would
+            pass  # the pod is unreachable: the client gets a reset, as from a Service
         except asyncio.CancelledError:
-            pass  # cut or closed; this task has no more to do
+            pass  # cut or closed: reset both connections below
         _reset(writer)
         if onward is not None:
             _reset(onward)
@@ -158,7 +158,7 @@ async def _both(there: Coroutine[Any, Any, None], back: Coroutine[Any, Any, None
     try:
         await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
-            sending.result()  # raises if the client was torn off
+            sending.result()  # raises if the client was disconnected
         await answering
     finally:
         for task in (sending, answering):
@@ -167,7 +167,7 @@ async def _both(there: Coroutine[Any, Any, None], back: Coroutine[Any, Any, None
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    held = writer.get_extra_info("socket")
+    sock = writer.get_extra_info("socket")
     with suppress(OSError):
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     writer.transport.abort()

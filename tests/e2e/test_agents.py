@@ -1,5 +1,5 @@
-"""What node agents say, on a real control plane: Leases, kubelets without a plugin, pods that were turned away or
-deleted by force. The nodes are fake, so the test itself is the agent and the kubelet."""
+"""The scheduler's view of node agents, on a real control plane: Leases, kubelets without a device plugin, pods that a
+kubelet rejected, and force-deleted pods. The nodes are fake, so the test acts as the agent and the kubelet."""
 
 import threading
 import time
@@ -19,33 +19,33 @@ from tests.e2e.nodes import gpu_node, join
 from tests.e2e.pods import events_of, node_of, pod, tile
 from tests.e2e.processes import wait_until
 
-NO_ROOM = "too little free memory on a single GPU"
+DOES_NOT_FIT = "too little free memory on a single GPU"
 AGENTS, NODE, SIZE = "gputile-agents", "agent-1", 16000
-LASTS = 3  # seconds that a Lease holds
-LINGER = 2  # seconds
-QUICK = 2.0  # seconds within which a pod that waits is bound when its node is in use again
+LEASE_DURATION = 3  # seconds
+ORPHAN_GRACE = 2  # seconds
+QUICK = 2.0  # seconds within which a pending pod is bound when its node fits again
 
 
 class Agent:
-    """The agent of one node, as far as the scheduler sees it. In a `with` it renews its Lease, twice a second."""
+    """The agent of one node, as the scheduler sees it. In a `with` it renews its Lease twice a second."""
 
-    def __init__(self, kube: Kube, node: str = NODE, lasts: int = LASTS) -> None:
-        self._kube, self._node, self._lasts = kube, node, lasts
-        self._over = threading.Event()
+    def __init__(self, kube: Kube, node: str = NODE, lease_duration: int = LEASE_DURATION) -> None:
+        self._kube, self._node, self._lease_duration = kube, node, lease_duration
+        self._done = threading.Event()
 
     def __enter__(self) -> Self:
-        self._over.clear()
+        self._done.clear()
         self.renew()
-        self._thread = threading.Thread(target=self._live, name="agent", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._done.set()
         self._thread.join(10)
 
-    def _live(self) -> None:
-        while not self._over.wait(0.5):
+    def _run(self) -> None:
+        while not self._done.wait(0.5):
             self.renew()
 
     def renew(self, holder: str | None = None) -> None:
@@ -54,15 +54,15 @@ class Agent:
         if self._kube.find("Lease", self._node, AGENTS):
             self._kube.patch("Lease", self._node, {"spec": spec}, AGENTS)
         else:
-            made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._node}}
-            self._kube.create({**made, "spec": {**spec, "leaseDurationSeconds": self._lasts}}, AGENTS)
+            lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._node}}
+            self._kube.create({**lease, "spec": {**spec, "leaseDurationSeconds": self._lease_duration}}, AGENTS)
 
     def stop(self) -> None:
         self.renew(holder="")
 
-    def names(self, *held: Grant) -> None:
-        """Pods that are gone while their containers run."""
-        text = dialect.write_orphaned_pods(held) if held else None
+    def report_orphans(self, *grants: Grant) -> None:
+        """Write the annotation with the grants of deleted pods whose containers still run."""
+        text = dialect.write_orphaned_pods(grants) if grants else None
         self._kube.patch("Node", self._node, {"metadata": {"annotations": {dialect.ORPHANED: text}}})
 
 
@@ -76,13 +76,13 @@ def agent(plane: ControlPlane, kube: Kube) -> Iterator[Agent]:
 
 @pytest.fixture
 def gputile(plane: ControlPlane, agent: Agent) -> Iterator[Replica]:
-    with Replica(plane, agents__orphan_grace=LINGER) as replica, plane.start_scheduler(config=replica.config()):
+    with Replica(plane, agents__orphan_grace=ORPHAN_GRACE) as replica, plane.start_scheduler(config=replica.config()):
         yield replica
 
 
-def refused(kube: Kube, space: str, name: str, words: str) -> list[Manifest]:
-    """kube-scheduler's events about a pod that say this."""
-    return [event for event in events_of(kube, space, name, "FailedScheduling") if words in event["message"]]
+def rejections(kube: Kube, space: str, name: str, text: str) -> list[Manifest]:
+    """kube-scheduler's events on a pod that contain this text."""
+    return [event for event in events_of(kube, space, name, "FailedScheduling") if text in event["message"]]
 
 
 def bound_within(kube: Kube, space: str, name: str, seconds: float) -> float:
@@ -91,76 +91,84 @@ def bound_within(kube: Kube, space: str, name: str, seconds: float) -> float:
     return time.monotonic() - began
 
 
-def test_a_silent_agents_node_is_refused_and_in_use_again_with_the_next_renewal(
+def test_a_node_is_rejected_when_its_agents_lease_expires_and_accepted_after_the_next_renewal(
     plane: ControlPlane, kube: Kube, gputile: Replica, agent: Agent
 ) -> None:
     space = plane.namespace("silent")
     agent.renew()
-    wait_until(lambda: gputile.count("gputile_agents", state="alive") == 1, 10, "the Lease seen")
-    wait_until(lambda: gputile.count("gputile_agents", state="stale") == 1, LASTS + 5, "the agent silent")
-    kube.create(tile("waits", 8000), space)
+    wait_until(lambda: gputile.count("gputile_agents", state="alive") == 1, 10, "the Lease is seen")
+    wait_until(lambda: gputile.count("gputile_agents", state="stale") == 1, LEASE_DURATION + 5, "the Lease has expired")
+    kube.create(tile("pending", 8000), space)
     wait_until(
-        lambda: refused(kube, space, "waits", "a GPU agent whose Lease has expired"), 20, "kube-scheduler's event"
+        lambda: rejections(kube, space, "pending", "a GPU agent whose Lease has expired"), 20, "kube-scheduler's event"
     )
-    told = wait_until(lambda: events_of(kube, space, "waits", "NoFittingGPU"), 20, "our event")
-    assert "a GPU agent whose Lease has expired" in told[0]["message"]
-    assert node_of(kube.get("Pod", "waits", space)) is None
+    events = wait_until(lambda: events_of(kube, space, "pending", "NoFittingGPU"), 20, "gputile's event")
+    assert "a GPU agent whose Lease has expired" in events[0]["message"]
+    assert node_of(kube.get("Pod", "pending", space)) is None
     agent.renew()
-    assert bound_within(kube, space, "waits", 10) < QUICK
+    assert bound_within(kube, space, "pending", 10) < QUICK
     audit(kube)
 
 
-def test_a_stopping_agents_node_is_refused_at_once(
+def test_the_node_of_a_stopping_agent_is_rejected_at_once(
     plane: ControlPlane, kube: Kube, gputile: Replica, agent: Agent
 ) -> None:
     space = plane.namespace("stopping")
     agent.renew()
     agent.stop()
-    wait_until(lambda: gputile.count("gputile_agents", state="stale") == 1, 2, "the agent gone")
-    kube.create(tile("waits", 8000), space)
+    wait_until(lambda: gputile.count("gputile_agents", state="stale") == 1, 2, "the agent is stale")
+    kube.create(tile("pending", 8000), space)
     wait_until(
-        lambda: refused(kube, space, "waits", "a GPU agent whose Lease has expired"), 20, "kube-scheduler's event"
+        lambda: rejections(kube, space, "pending", "a GPU agent whose Lease has expired"), 20, "kube-scheduler's event"
     )
     agent.renew()
-    assert bound_within(kube, space, "waits", 10) < QUICK
+    assert bound_within(kube, space, "pending", 10) < QUICK
 
 
-def test_a_node_without_a_lease_is_judged_as_ever(plane: ControlPlane, kube: Kube, gputile: Replica) -> None:
+def test_a_node_without_a_lease_is_accepted(plane: ControlPlane, kube: Kube, gputile: Replica) -> None:
     space = plane.namespace("leaseless")
-    kube.create(tile("goes", 8000), space)
-    bound_within(kube, space, "goes", 20)
+    kube.create(tile("new", 8000), space)
+    bound_within(kube, space, "new", 20)
 
 
-def test_a_kubelet_that_lost_the_plugin_gets_no_pods(plane: ControlPlane, kube: Kube, gputile: Replica) -> None:
-    """kube-scheduler counts `gputile.io/gpu` itself; a pod of a dialect whose carrier is there comes to us."""
+def test_a_node_whose_kubelet_lost_the_device_plugin_is_rejected(
+    plane: ControlPlane, kube: Kube, gputile: Replica
+) -> None:
+    """kube-scheduler counts `gputile.io/gpu` itself; a pod of another dialect reaches gputile's filter."""
     space = plane.namespace("plugin")
     before = kube.get("Node", NODE)["status"]["allocatable"]["gputile.io/gpu"]
-    has(kube, "0")
-    kube.create(pod("waits", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8000}), space)
+    set_devices(kube, "0")
+    kube.create(pod("pending", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8000}), space)
     wait_until(
-        lambda: refused(kube, space, "waits", "no gputile device plugin registered with the kubelet"), 20, "the reason"
+        lambda: rejections(kube, space, "pending", "no gputile device plugin registered with the kubelet"),
+        20,
+        "kube-scheduler's event",
     )
-    has(kube, before)
-    bound_within(kube, space, "waits", 20)
+    set_devices(kube, before)
+    bound_within(kube, space, "pending", 20)
 
 
-def has(kube: Kube, devices: str) -> None:
+def set_devices(kube: Kube, devices: str) -> None:
     amounts = {"gputile.io/gpu": devices}
     kube.patch("Node", NODE, {"status": {"allocatable": amounts}}, subresource="status", how="strategic")
 
 
-def test_a_pod_that_its_kubelet_turned_away_is_freed_and_told(
+def test_a_pod_that_its_kubelet_rejected_frees_its_tile_and_has_an_event(
     plane: ControlPlane, kube: Kube, gputile: Replica, agent: Agent
 ) -> None:
-    space = plane.namespace("turned-away")
+    space = plane.namespace("rejected")
     with agent:
         kube.create(tile("first", SIZE), space)
         bound_within(kube, space, "first", 20)
         kube.create(tile("second", SIZE), space)
-        wait_until(lambda: refused(kube, space, "second", NO_ROOM), 20, "no room for the second")
-        said = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Allocate failed due to no devices"}
-        kube.patch("Pod", "first", {"status": said}, space, subresource="status")
-        (event,) = wait_until(lambda: events_of(kube, space, "first", "AdmissionFailed"), 10, "our event")
+        wait_until(lambda: rejections(kube, space, "second", DOES_NOT_FIT), 20, "the second does not fit")
+        status = {
+            "phase": "Failed",
+            "reason": "UnexpectedAdmissionError",
+            "message": "Allocate failed due to no devices",
+        }
+        kube.patch("Pod", "first", {"status": status}, space, subresource="status")
+        (event,) = wait_until(lambda: events_of(kube, space, "first", "AdmissionFailed"), 10, "gputile's event")
         assert "Allocate failed due to no devices" in event["message"]
         assert NODE in event["message"]
         bound_within(kube, space, "second", 20)
@@ -168,7 +176,7 @@ def test_a_pod_that_its_kubelet_turned_away_is_freed_and_told(
         audit(kube)
 
 
-def test_the_tile_of_a_pod_deleted_by_force_is_not_sold_while_its_container_lives(
+def test_the_tile_of_a_force_deleted_pod_is_not_allocated_while_its_container_runs(
     plane: ControlPlane, kube: Kube, gputile: Replica, agent: Agent
 ) -> None:
     space = plane.namespace("forced")
@@ -178,19 +186,19 @@ def test_the_tile_of_a_pod_deleted_by_force_is_not_sold_while_its_container_live
         first = granted(kube.get("Pod", "first", space))
         kube.delete("Pod", "first", space, grace=0)
         kube.create(tile("second", SIZE), space)
-        wait_until(lambda: refused(kube, space, "second", NO_ROOM), 20, "no room for the second")
-        agent.names(first)
-        time.sleep(2 * LINGER + 2)  # long enough for a tile that nobody names to be free
+        wait_until(lambda: rejections(kube, space, "second", DOES_NOT_FIT), 20, "the second does not fit")
+        agent.report_orphans(first)
+        time.sleep(2 * ORPHAN_GRACE + 2)  # a tile that no agent reports would be free by then
         assert gputile.count("gputile_orphaned_pods") == 1
         assert node_of(kube.get("Pod", "second", space)) is None
         audit(kube)
-        agent.names()
+        agent.report_orphans()
         assert bound_within(kube, space, "second", 10) < QUICK
-        wait_until(lambda: gputile.count("gputile_orphaned_pods") == 0, 5, "nothing lingers")
+        wait_until(lambda: gputile.count("gputile_orphaned_pods") == 0, 5, "no pod is orphaned")
         audit(kube)
 
 
-def test_the_tile_of_a_pod_deleted_by_force_is_free_when_its_agent_had_its_say(
+def test_the_tile_of_a_force_deleted_pod_is_free_after_the_grace_period_unless_its_agent_reports_it(
     plane: ControlPlane, kube: Kube, gputile: Replica, agent: Agent
 ) -> None:
     space = plane.namespace("forced-ended")
@@ -199,11 +207,11 @@ def test_the_tile_of_a_pod_deleted_by_force_is_free_when_its_agent_had_its_say(
         bound_within(kube, space, "first", 20)
         kube.delete("Pod", "first", space, grace=0)
         kube.create(tile("second", SIZE), space)
-        assert bound_within(kube, space, "second", 30) > LINGER
+        assert bound_within(kube, space, "second", 30) > ORPHAN_GRACE
 
 
-def granted(found: Manifest) -> Grant:
-    held = grant(found)
+def granted(pod: Manifest) -> Grant:
+    held = grant(pod)
     assert held is not None
     containers = tuple(
         ContainerGrant(c["name"], tuple(Tile(t["uuid"], t["index"], t["memory"], t["cores"]) for t in c["tiles"]))

@@ -1,4 +1,4 @@
-"""Many pods at once: exactly what fits is bound, nothing is sold twice, and who waits is bound when room appears."""
+"""Many pods at once: all that fit are bound, no tile is double-allocated, and freed capacity goes to pending pods."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.e2e.processes import wait_until
 from tests.e2e.watching import Watch, watch
 
 NODES, CARDS, PER_CARD = 15, 6, 10  # 900 tiles
-WISHES: list[Callable[[str], Manifest]] = [  # each a tenth of a card, in one dialect after the other
+MAKERS: list[Callable[[str], Manifest]] = [  # each makes a pod with a tenth of a card, in five dialects
     lambda name: tile(name, 1600),
     lambda name: pod(name, {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1600, "nvidia.com/gpucores": 10}),
     lambda name: pod(name, {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 1600, "nvidia.com/vgpu-cores": 10}),
@@ -23,11 +23,11 @@ WISHES: list[Callable[[str], Manifest]] = [  # each a tenth of a card, in one di
 ]
 
 
-def test_a_thousand_pods_for_nine_hundred_tiles(plane: ControlPlane, kube: Kube) -> None:
+def test_of_a_thousand_pods_for_nine_hundred_tiles_exactly_900_are_bound(plane: ControlPlane, kube: Kube) -> None:
     rights(plane)
     space = plane.namespace("crowd")
     join(kube, [gpu_node(f"n{n:02}", CARDS, 16000, "Tesla T4") for n in range(NODES)])
-    wishes = [WISHES[n % len(WISHES)](f"p{n:04}") for n in range(1000)]
+    manifests = [MAKERS[n % len(MAKERS)](f"p{n:04}") for n in range(1000)]
     with (
         Replica(plane) as gputile,
         plane.start_scheduler(config=gputile.config()),
@@ -35,54 +35,54 @@ def test_a_thousand_pods_for_nine_hundred_tiles(plane: ControlPlane, kube: Kube)
         watch(kube, "Pod", space) as pods,
     ):
         began = time.monotonic()
-        kube.create_many(wishes, space)
-        pods.wait_for(all_bound(900), 120, "900 pods bound")
+        kube.create_many(manifests, space)
+        pods.wait_for(all_bound(900), 120, "900 pods are bound")
         took = time.monotonic() - began
-        wait_until(lambda: len(refused(pods)) == 100, 60, "the other 100 have their reason")
+        wait_until(lambda: len(unschedulable(pods)) == 100, 60, "the other 100 are unschedulable")
         assert len(bound(pods)) == 900
-        sold = audit(kube)
-        assert set(sold.values()) == {16000}, "every card is full"
+        allocated = audit(kube)
+        assert set(allocated.values()) == {16000}, "every GPU is fully allocated"
         conflicts = gputile.count("gputile_binds_total", outcome="conflict")
         binds = gputile.count("gputile_binds_total", outcome="bound")
         print(f"1000 pods created and 900 bound in {took:.1f} s; {conflicts:.0f} conflicts in {binds:.0f} binds")
         assert binds == 900
         assert conflicts < 0.01 * binds
-        assert 1 <= gputile.count("gputile_connections_total", protocol="h2") <= 0.1 * binds, "connections are kept"
-        assert_reasons(kube, space, refused(pods))
-        for goes in sorted(bound(pods))[:20]:
-            assert_room_is_taken(kube, space, pods, goes)
+        assert 1 <= gputile.count("gputile_connections_total", protocol="h2") <= 0.1 * binds, "connections are reused"
+        assert_reasons(kube, space, unschedulable(pods))
+        for name in sorted(bound(pods))[:20]:
+            assert_freed_capacity_is_used(kube, space, pods, name)
         audit(kube)
 
 
 def bound(pods: Watch) -> set[str]:
-    return {name for (_, name), found in pods.objects.items() if node_of(found)}
+    return {name for (_, name), pod in pods.objects.items() if node_of(pod)}
 
 
-def refused(pods: Watch) -> set[str]:
-    """Pods that kube-scheduler has called unschedulable, with why."""
-    found = set()
+def unschedulable(pods: Watch) -> set[str]:
+    """Pods that kube-scheduler has marked unschedulable, with gputile's reason."""
+    names = set()
     for (_, name), it in pods.objects.items():
-        said = [c for c in it["status"].get("conditions", []) if c["type"] == "PodScheduled"]
-        if not node_of(it) and said and said[0].get("reason") == "Unschedulable" and "GPU" in said[0]["message"]:
-            found.add(name)
-    return found
+        shown = [c for c in it["status"].get("conditions", []) if c["type"] == "PodScheduled"]
+        if not node_of(it) and shown and shown[0].get("reason") == "Unschedulable" and "GPU" in shown[0]["message"]:
+            names.add(name)
+    return names
 
 
-def assert_reasons(kube: Kube, space: str, waiting: set[str]) -> None:
-    """kube-scheduler shows short sentences; one event of ours has the figures, for a few pods per second."""
-    told = wait_until(
-        lambda: [e for name in sorted(waiting)[:5] for e in events_of(kube, space, name, "NoFittingGPU")], 30, "events"
+def assert_reasons(kube: Kube, space: str, pending: set[str]) -> None:
+    """kube-scheduler's events have short reasons; gputile's own event has the amounts, for a few pods per second."""
+    events = wait_until(
+        lambda: [e for name in sorted(pending)[:5] for e in events_of(kube, space, name, "NoFittingGPU")], 30, "events"
     )
-    assert "15/15" not in told[0]["message"]
-    assert "0/15 nodes are available" in told[0]["message"]
+    assert "15/15" not in events[0]["message"]
+    assert "0/15 nodes are available" in events[0]["message"]
 
 
-def assert_room_is_taken(kube: Kube, space: str, pods: Watch, goes: str) -> None:
-    """Delete a pod; when its containers are gone, a waiting one is bound within two seconds."""
+def assert_freed_capacity_is_used(kube: Kube, space: str, pods: Watch, name: str) -> None:
+    """Delete a pod; a pending pod is bound within two seconds after its object is gone."""
     before = len(bound(pods))
-    kube.delete("Pod", goes, space, grace=0)
-    pods.wait_for(lambda them: (space, goes) not in them, 10, f"{goes} gone")
+    kube.delete("Pod", name, space, grace=0)
+    pods.wait_for(lambda them: (space, name) not in them, 10, f"{name} is gone")
     freed = time.monotonic()
-    pods.wait_for(all_bound(before), 10, "another pod bound in its place")
+    pods.wait_for(all_bound(before), 10, "another pod is bound in its place")
     took = time.monotonic() - freed
     assert took < 2.0, f"it took {took:.2f} s"

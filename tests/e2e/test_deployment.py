@@ -1,4 +1,4 @@
-"""The ways to deploy: both forms of asking, a second scheduler, older paths, replicas, and rights as written."""
+"""Ways to deploy: node names or whole nodes in requests, a second scheduler, older paths, replicas, and RBAC."""
 
 import json
 import time
@@ -19,7 +19,9 @@ from tests.e2e.watching import watch
 
 
 @pytest.mark.parametrize("names_only", [True, False], ids=["node-names", "whole-nodes"])
-def test_both_forms_of_asking_bind(plane: ControlPlane, kube: Kube, names_only: bool) -> None:
+def test_pods_are_bound_with_node_names_and_with_whole_nodes_in_requests(
+    plane: ControlPlane, kube: Kube, names_only: bool
+) -> None:
     rights(plane)
     space = plane.namespace(f"form-{str(names_only).lower()}")
     join(kube, [gpu_node(f"n{n}", 2, 16000, "Tesla T4") for n in range(3)])
@@ -27,12 +29,12 @@ def test_both_forms_of_asking_bind(plane: ControlPlane, kube: Kube, names_only: 
         config = gputile.config(nodeCacheCapable=names_only)
         with plane.start_scheduler(config=config), watch(kube, "Pod", space) as pods:
             kube.create_many([tile(f"p{n}", 7000) for n in range(10)], space)
-            pods.wait_for(all_bound(10), 30, "all bound")
+            pods.wait_for(all_bound(10), 30, "all pods are bound")
     audit(kube)
 
 
-# One prefix and verb names per family, as their own documents configure kube-scheduler.
-OLD = [
+# The URL prefix and verbs of each family, as its own documentation configures kube-scheduler.
+STANZAS = [
     pytest.param("gpushare-scheduler", {"filterVerb": "filter", "bindVerb": "bind"}, {}, id="gpushare"),
     pytest.param(
         "scheduler", {"filterVerb": "filter", "prioritizeVerb": "priorities", "bindVerb": "bind"}, {}, id="nano"
@@ -50,11 +52,11 @@ OLD = [
 ]
 
 
-@pytest.mark.parametrize(("prefix", "verbs", "more"), OLD)
-def test_an_older_systems_stanza_works_as_it_is(
+@pytest.mark.parametrize(("prefix", "verbs", "more"), STANZAS)
+def test_an_older_systems_stanza_works_unchanged(
     plane: ControlPlane, kube: Kube, prefix: str, verbs: dict[str, str], more: dict[str, Any], request: Any
 ) -> None:
-    """Without a bindVerb kube-scheduler binds by itself; we see the pod, and grant it where it is."""
+    """Without a bindVerb kube-scheduler binds the pod itself, and gputile grants it on that node."""
     rights(plane)
     space = plane.namespace(f"old-{request.node.callspec.id}")
     join(kube, [gpu_node(f"n{n}", 2, 16000, "Tesla T4") for n in range(3)])
@@ -66,8 +68,10 @@ def test_an_older_systems_stanza_works_as_it_is(
         stanza |= {**verbs, "weight": 1, "urlPrefix": f"https://127.0.0.1:{gputile.port}/{prefix}"}
         with plane.start_scheduler(config=config), watch(kube, "Pod", space) as pods:
             kube.create_many([tile(f"p{n}", 7000) for n in range(4)], space)
-            pods.wait_for(all_bound(4), 30, "all bound")
-            pods.wait_for(lambda them: sum(grant(p) is not None for p in them.values()) == 4, 10, "all granted")
+            pods.wait_for(all_bound(4), 30, "all pods are bound")
+            pods.wait_for(
+                lambda them: sum(grant(p) is not None for p in them.values()) == 4, 10, "all pods have a grant"
+            )
     audit(kube)
 
 
@@ -81,21 +85,21 @@ def test_a_second_scheduler_serves_only_its_own_pods(plane: ControlPlane, kube: 
         plane.start_scheduler(name="gpu-scheduler", config=gputile.config("second-scheduler.yaml")),
         watch(kube, "Pod", space) as pods,
     ):
-        kube.create(tile("ours", 7000, schedulerName="gpu-scheduler"), space)
-        kube.create(pod("theirs", {"cpu": "1"}), space)
-        pods.wait_for(all_bound(2), 20, "both bound")
-        by = wait_until(lambda: events_of(kube, space, "theirs"), 10, "an event says who bound it")
-        assert {event["reportingComponent"] for event in by} == {"default-scheduler"}
-        assert grant(first_with_node(pods, "ours")) is not None
-        wait_until(lambda: f"{space}/ours" in names_bound(gputile), 10, "our process has written that it bound")
-        assert [name for name in names_bound(gputile) if name.startswith(space)] == [f"{space}/ours"]
+        kube.create(tile("gpu-pod", 7000, schedulerName="gpu-scheduler"), space)
+        kube.create(pod("cpu-pod", {"cpu": "1"}), space)
+        pods.wait_for(all_bound(2), 20, "both pods are bound")
+        events = wait_until(lambda: events_of(kube, space, "cpu-pod"), 10, "an event names the scheduler")
+        assert {event["reportingComponent"] for event in events} == {"default-scheduler"}
+        assert grant(first_with_node(pods, "gpu-pod")) is not None
+        wait_until(lambda: f"{space}/gpu-pod" in bound_pods(gputile), 10, "the bind is logged")
+        assert [name for name in bound_pods(gputile) if name.startswith(space)] == [f"{space}/gpu-pod"]
 
 
-def names_bound(gputile: Replica) -> list[str]:
+def bound_pods(gputile: Replica) -> list[str]:
     return [line["pod"] for line in gputile.logged("bound")]
 
 
-# --- rights
+# --- RBAC
 
 ALLOWED = {
     ("", "pods", "list,watch"),
@@ -109,59 +113,61 @@ ALLOWED = {
 }
 
 
-def test_the_process_has_the_rights_of_deploy_and_no_others(plane: ControlPlane, kube: Kube) -> None:
+def test_the_scheduler_has_the_rights_of_deploy_and_no_others(plane: ControlPlane, kube: Kube) -> None:
     rights(plane)
-    with kube.as_token(kube.token_for(ACCOUNT, NAMESPACE)) as ours:
+    with kube.as_token(kube.token_for(ACCOUNT, NAMESPACE)) as client:
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectRulesReview",
             "spec": {"namespace": "default"},
         }
-        said = ours.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review)
-    found = {
+        response = client.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review)
+    rules = {
         (group, resource, ",".join(sorted(rule["verbs"])))
-        for rule in said["status"]["resourceRules"]
+        for rule in response["status"]["resourceRules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
-        if not group.endswith((".k8s.io",))  # what every user may ask about itself
+        if not group.endswith((".k8s.io",))  # reviews that every user may request for itself
     }
-    assert found == ALLOWED
+    assert rules == ALLOWED
 
 
-def test_what_it_is_not_allowed_is_refused(plane: ControlPlane, kube: Kube) -> None:
+def test_requests_beyond_the_schedulers_rights_are_forbidden(plane: ControlPlane, kube: Kube) -> None:
     rights(plane)
     space = plane.namespace("rights")
-    kube.create(tile("somebody", 1000, schedulerName="nobody"), space)
-    with kube.as_token(kube.token_for(ACCOUNT, NAMESPACE)) as ours:
+    kube.create(tile("tenant", 1000, schedulerName="nobody"), space)
+    with kube.as_token(kube.token_for(ACCOUNT, NAMESPACE)) as client:
         for attempt in (
-            lambda: ours.patch("Pod", "somebody", {"spec": {"containers": [{"name": "main", "image": "x"}]}}, space),
-            lambda: ours.delete("Pod", "somebody", space),
-            lambda: ours.list("Secret", space),
-            lambda: ours.create(tile("mine", 1), space),
+            lambda: client.patch("Pod", "tenant", {"spec": {"containers": [{"name": "main", "image": "x"}]}}, space),
+            lambda: client.delete("Pod", "tenant", space),
+            lambda: client.list("Secret", space),
+            lambda: client.create(tile("mine", 1), space),
         ):
-            with pytest.raises(ApiError) as refused:
+            with pytest.raises(ApiError) as error:
                 attempt()
-            assert refused.value.status == 403
+            assert error.value.status == 403
 
 
 # --- labels
 
 
-def test_labels_the_api_server_drops_are_written_after_the_bind(programs: Programs) -> None:
-    """As on a Kubernetes before 1.35."""
+def test_labels_that_the_api_server_drops_from_a_binding_are_written_after_it(programs: Programs) -> None:
+    """As with Kubernetes before 1.35."""
     with ControlPlane(programs, {"PodTopologyLabelsAdmission": False}) as plane:
         rights(plane)
         join(plane.kube, [gpu_node("n1", 2, 16000, "Tesla T4")])
-        wish = pod("elastic", {"elasticgpu.io/gpu-core": 20, "elasticgpu.io/gpu-memory": 10})
+        manifest = pod("elastic", {"elasticgpu.io/gpu-core": 20, "elasticgpu.io/gpu-memory": 10})
         with (
             Replica(plane) as gputile,
             plane.start_scheduler(config=gputile.config()),
             watch(plane.kube, "Pod", "default") as pods,
         ):
-            plane.kube.create(wish)
-            pods.wait_for(all_bound(1), 20, "bound")
+            plane.kube.create(manifest)
+            pods.wait_for(all_bound(1), 20, "the pod is bound")
             shown = first_with_node(pods, "elastic")["metadata"]
-            assert "elasticgpu.io/assumed" not in shown.get("labels", {}), "this server takes labels over after all"
+            assert "elasticgpu.io/assumed" not in shown.get("labels", {}), (
+                "this API server copies labels from a Binding"
+            )
             assert grant({"metadata": shown}) is not None
             pods.wait_for(
                 lambda them: them["default", "elastic"]["metadata"]["labels"]["elasticgpu.io/assumed"] == "true",
@@ -173,12 +179,12 @@ def test_labels_the_api_server_drops_are_written_after_the_bind(programs: Progra
 # --- replicas
 
 
-def test_replicas_take_turns_and_the_service_follows(plane: ControlPlane, kube: Kube) -> None:
-    """A rolling update: both replicas are ready, one leads; it stops, the other leads; nothing waits for long."""
+def test_a_standby_replica_takes_over_and_the_service_follows_the_leader(plane: ControlPlane, kube: Kube) -> None:
+    """A rolling update: both replicas are ready; the leader stops, the other is elected, and pods are bound soon."""
     rights(plane)
     space = plane.namespace("replicas")
     join(kube, [gpu_node(f"n{n}", 4, 16000, "Tesla T4") for n in range(4)])
-    with Replica(plane, "gputile-a") as first, Replica(plane, "gputile-b", leads=False) as second:
+    with Replica(plane, "gputile-a") as first, Replica(plane, "gputile-b", wait_for_lease=False) as second:
         ports = {replica.name: ("127.0.0.1", replica.port) for replica in (first, second)}
         with (
             Service(kube, NAMESPACE, ports) as service,
@@ -187,24 +193,24 @@ def test_replicas_take_turns_and_the_service_follows(plane: ControlPlane, kube: 
         ):
             assert first.is_ready()
             assert second.is_ready()
-            assert not second.leads()
+            assert not second.is_leader()
             kube.create_many([tile(f"before-{n}", 3000) for n in range(10)], space)
-            pods.wait_for(all_bound(10), 20, "ten bound by the first")
-            assert "not the leader" in second.request("POST", "/gputile/filter", asking("p"))[1]
+            pods.wait_for(all_bound(10), 20, "ten pods are bound by the first replica")
+            assert "not the leader" in second.request("POST", "/gputile/filter", filter_arguments("p"))[1]
             first.child.stop()
             kube.create_many([tile(f"after-{n}", 3000) for n in range(10)], space)
             began = time.monotonic()
-            pods.wait_for(all_bound(20), 30, "ten more bound by the second")
-            print(f"handed over in {time.monotonic() - began:.1f} s")
-            assert second.leads()
+            pods.wait_for(all_bound(20), 30, "ten more are bound by the second")
+            print(f"failover in {time.monotonic() - began:.1f} s")
+            assert second.is_leader()
             audit(kube)
 
 
-def test_a_leader_that_vanishes_is_followed_within_15_seconds(plane: ControlPlane, kube: Kube) -> None:
+def test_after_a_killed_leader_another_is_elected_within_15_seconds(plane: ControlPlane, kube: Kube) -> None:
     rights(plane)
     space = plane.namespace("vanished")
     join(kube, [gpu_node(f"n{n}", 4, 16000, "Tesla T4") for n in range(2)])
-    with Replica(plane, "gputile-a") as first, Replica(plane, "gputile-b", leads=False) as second:
+    with Replica(plane, "gputile-a") as first, Replica(plane, "gputile-b", wait_for_lease=False) as second:
         ports = {replica.name: ("127.0.0.1", replica.port) for replica in (first, second)}
         with (
             Service(kube, NAMESPACE, ports) as service,
@@ -212,55 +218,55 @@ def test_a_leader_that_vanishes_is_followed_within_15_seconds(plane: ControlPlan
             watch(kube, "Pod", space) as pods,
         ):
             kube.create(tile("before", 3000), space)
-            pods.wait_for(all_bound(1), 20, "bound by the first")
+            pods.wait_for(all_bound(1), 20, "bound by the first replica")
             first.child.kill()
             kube.delete("Pod", first.name, NAMESPACE, grace=0)  # as with a node that failed
             kube.create(tile("after", 3000), space)
-            wait_until(second.leads, 15, "the second leads")
-            pods.wait_for(all_bound(2), 20, "bound by the second")
+            wait_until(second.is_leader, 15, "the second is the leader")
+            pods.wait_for(all_bound(2), 20, "bound by the second replica")
             audit(kube)
 
 
-def asking(name: str) -> dict[str, Any]:
-    wish = tile(name, 1000)
-    wish["metadata"]["uid"] = "unknown"
-    return {"Pod": wish, "Nodes": None, "NodeNames": ["n0"]}
+def filter_arguments(name: str) -> dict[str, Any]:
+    manifest = tile(name, 1000)
+    manifest["metadata"]["uid"] = "unknown"
+    return {"Pod": manifest, "Nodes": None, "NodeNames": ["n0"]}
 
 
-# --- probes, and strangers
+# --- probes and client certificates
 
 
 def test_probes_need_no_certificate_and_verbs_do(plane: ControlPlane) -> None:
     rights(plane)
-    with Replica(plane) as gputile, Kube(f"https://127.0.0.1:{gputile.port}", plane.authority.ca) as stranger:
+    with Replica(plane) as gputile, Kube(f"https://127.0.0.1:{gputile.port}", plane.authority.ca) as anonymous:
         for path in ("/healthz", "/readyz", "/metrics", "/version"):
-            assert stranger.raw("GET", path)[0] == 200
-        assert stranger.raw("POST", "/gputile/filter", asking("p"))[0] == 403
-        assert json.loads(gputile.request("POST", "/gputile/filter", asking("p"))[1])["Error"] == ""
+            assert anonymous.raw("GET", path)[0] == 200
+        assert anonymous.raw("POST", "/gputile/filter", filter_arguments("p"))[0] == 403
+        assert json.loads(gputile.request("POST", "/gputile/filter", filter_arguments("p"))[1])["Error"] == ""
 
 
-def test_it_stops_in_good_order(plane: ControlPlane, kube: Kube) -> None:
+def test_a_stopping_leader_releases_its_lease_and_its_label(plane: ControlPlane, kube: Kube) -> None:
     rights(plane)
     with Replica(plane) as gputile:
-        assert gputile.leads()
+        assert gputile.is_leader()
         gputile.child.stop()
         assert gputile.child.status == 0
         lease = kube.get("Lease", ACCOUNT, NAMESPACE)
         assert not lease["spec"].get("holderIdentity")
-        assert not gputile.leads()
+        assert not gputile.is_leader()
         assert node_of(kube.get("Pod", gputile.name, NAMESPACE)) is None
 
 
-def test_it_survives_a_restart_of_the_api_server(plane: ControlPlane, kube: Kube) -> None:
+def test_the_scheduler_survives_a_restart_of_the_api_server(plane: ControlPlane, kube: Kube) -> None:
     rights(plane)
     space = plane.namespace("restart")
     join(kube, [gpu_node("n1", 2, 16000, "Tesla T4")])
     with Replica(plane) as gputile, plane.start_scheduler(config=gputile.config()):
         kube.create(tile("before", 3000), space)
-        wait_until(lambda: node_of(kube.get("Pod", "before", space)), 20, "bound before")
+        wait_until(lambda: node_of(kube.get("Pod", "before", space)), 20, "the first pod is bound")
         plane.restart_api_server(kill=True)
         kube.create(tile("after", 3000), space)
-        wait_until(lambda: node_of(kube.get("Pod", "after", space)), 60, "bound after")
+        wait_until(lambda: node_of(kube.get("Pod", "after", space)), 60, "the second pod is bound")
         assert gputile.is_ready()
         assert gputile.child.alive
         audit(kube)

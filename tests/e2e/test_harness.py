@@ -1,4 +1,4 @@
-"""The harness itself: what the cases lean on holds."""
+"""Tests of the harness itself: the properties that the other tests rely on."""
 
 import json
 import os
@@ -40,20 +40,20 @@ def pod(name: str, node: str | None = None, limits: Manifest | None = None) -> M
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-def ready(found: Manifest) -> bool:
-    said = {c["type"]: c["status"] for c in found["status"].get("conditions", [])}
-    return said.get("Ready") == "True"
+def ready(manifest: Manifest) -> bool:
+    statuses = {c["type"]: c["status"] for c in manifest["status"].get("conditions", [])}
+    return statuses.get("Ready") == "True"
 
 
 # --- the control plane
 
 
-def test_the_api_server_is_the_wanted_version_and_knows_kubectl(plane: ControlPlane) -> None:
+def test_the_api_server_has_the_pinned_version_and_accepts_kubectl(plane: ControlPlane) -> None:
     assert plane.kube.request("GET", "/version")["gitVersion"] == plane.programs.kubernetes == KUBERNETES.version
     assert "Server Version: " + KUBERNETES.version in plane.kubectl("version")
 
 
-def test_a_pod_is_bound_runs_finishes_and_goes(plane: ControlPlane, kube: Kube) -> None:
+def test_a_pod_is_bound_runs_finishes_and_is_deleted(plane: ControlPlane, kube: Kube) -> None:
     join(kube, [plain_node(f"n{n}") for n in range(3)])
     assert [ready(node) for node in kube.list("Node")] == [True] * 3
     assert not any(node["spec"].get("taints") for node in kube.list("Node"))
@@ -65,7 +65,7 @@ def test_a_pod_is_bound_runs_finishes_and_goes(plane: ControlPlane, kube: Kube) 
         kubelets.finish("web")
         assert kube.get("Pod", "web")["status"]["phase"] == "Succeeded"
         kube.delete("Pod", "web")
-        kubelets.pods.wait_for(lambda pods: not pods, 10, "the pod gone")
+        kubelets.pods.wait_for(lambda pods: not pods, 10, "the pod is gone")
 
 
 def test_a_deleted_pod_stays_until_its_containers_are_gone(kube: Kube) -> None:
@@ -77,36 +77,36 @@ def test_a_deleted_pod_stays_until_its_containers_are_gone(kube: Kube) -> None:
         assert kube.get("Pod", "stuck")["status"]["phase"] == "Pending"
         began = time.monotonic()
         kube.delete_all("Pod")
-        kubelets.pods.wait_for(lambda pods: list(pods) == [("default", "stuck")], 10, "one of two pods gone")
+        kubelets.pods.wait_for(lambda pods: list(pods) == [("default", "stuck")], 10, "one of two pods is gone")
         assert time.monotonic() - began >= 0.5
         steps = [e.object["status"]["phase"] for e in kubelets.pods.events if e.object["metadata"]["name"] == "slow"]
-        assert steps[-1] == "Failed"  # the containers were said to be gone before the object went
+        assert steps[-1] == "Failed"  # the end of the containers was reported before the object was deleted
         kubelets.release("stuck")
-        kubelets.pods.wait_for(lambda pods: not pods, 10, "the second pod gone")
+        kubelets.pods.wait_for(lambda pods: not pods, 10, "the second pod is gone")
 
 
 def test_the_api_server_can_be_killed_and_started_again(plane: ControlPlane, kube: Kube) -> None:
     join(kube, [plain_node("n1")])
     with watch(kube, "Pod") as pods, plane.start_scheduler():
         kube.create(pod("before"))
-        pods.wait_for(lambda them: them["default", "before"]["spec"].get("nodeName"), 10, "the first pod bound")
+        pods.wait_for(lambda them: them["default", "before"]["spec"].get("nodeName"), 10, "the first pod is bound")
         killed = plane.api_server.pid
         plane.restart_api_server(kill=True)
         assert plane.api_server.pid != killed
         assert kube.get("Pod", "before")["spec"]["nodeName"] == "n1"
         kube.create(pod("after"))
-        pods.wait_for(lambda them: ("default", "after") in them, 10, "the watch to go on")
-        pods.wait_for(lambda them: them["default", "after"]["spec"].get("nodeName"), 30, "the second pod bound")
+        pods.wait_for(lambda them: ("default", "after") in them, 10, "the watch continues")
+        pods.wait_for(lambda them: them["default", "after"]["spec"].get("nodeName"), 30, "the second pod is bound")
         added = [e.object["metadata"]["name"] for e in pods.events if e.type == "ADDED"]
         assert added == ["before", "after"]
 
 
 def test_a_dead_program_is_reported_with_its_log(plane: ControlPlane) -> None:
-    with pytest.raises(TookTooLong, match=r"(?s)badly ended while waiting for badly ready.*exit code 3.*said why"):
-        plane.run("badly", ["sh", "-c", "echo said why; exit 3"], ready=lambda: False)
+    with pytest.raises(TookTooLong, match=r"(?s)badly exited while waiting for: badly ready.*exit code 3.*the reason"):
+        plane.run("badly", ["sh", "-c", "echo the reason; exit 3"], ready=lambda: False)
 
 
-def test_controllers_make_the_pods_of_a_deployment_and_the_gate_is_off(programs: Programs) -> None:
+def test_controllers_create_the_pods_of_a_deployment_and_the_feature_gate_is_off(programs: Programs) -> None:
     with ControlPlane(programs, feature_gates={"PodTopologyLabelsAdmission": False}) as plane:
         kube = plane.kube
         join(kube, [plain_node("n1", labels={"topology.kubernetes.io/zone": "z1"})])
@@ -130,10 +130,10 @@ def deployment(name: str, replicas: int) -> Manifest:
 # --- nothing is left behind
 
 
-def test_nothing_is_left_after_the_end(programs: Programs) -> None:
+def test_no_process_and_no_file_is_left_after_the_end(programs: Programs) -> None:
     with ControlPlane(programs) as plane:
         plane.start_scheduler()
-        stubborn = "trap '' TERM; sleep 300 & echo deaf; wait"  # its child is deaf to TERM as well
+        stubborn = "trap '' TERM; sleep 300 & echo started; wait"  # its child ignores SIGTERM as well
         sleeper = plane.run(
             "stubborn", ["sh", "-c", stubborn], ready=lambda: (plane.folder / "stubborn.log").read_text()
         )
@@ -158,7 +158,7 @@ with ControlPlane(programs()) as plane:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda n: n.name)
-def test_nothing_is_left_after_a_signal(programs: Programs, number: signal.Signals) -> None:
+def test_no_process_and_no_file_is_left_after_a_signal(programs: Programs, number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER], cwd=ROOT, stdout=subprocess.PIPE, text=True, stderr=-1
     ) as run:
@@ -167,15 +167,15 @@ def test_nothing_is_left_after_a_signal(programs: Programs, number: signal.Signa
         assert len(pids) == 3
         run.send_signal(number)
         run.communicate(timeout=30)
-    wait_until(lambda: not any(alive(int(pid)) for pid in pids), 5, "the programs to be gone")
-    if number is signal.SIGKILL:  # nobody was left to remove it: the next run does
+    wait_until(lambda: not any(alive(int(pid)) for pid in pids), 5, "the programs are gone")
+    if number is signal.SIGKILL:  # the next run removes it
         assert Path(folder).is_relative_to(cache())
         with ControlPlane(programs):
             pass
     assert not Path(folder).exists()
 
 
-def test_a_child_hears_signals_that_the_shell_of_the_tests_ignores(tmp_path: Path) -> None:
+def test_a_child_handles_signals_that_the_shell_of_the_tests_ignores(tmp_path: Path) -> None:
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in `sh -c "make e2e &"`
     try:
         child = Child("sleeper", ["sleep", "300"], tmp_path / "log", os.environ, tmp_path).start()
@@ -191,20 +191,20 @@ def alive(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state != "Z"  # dead and not yet reaped by whoever inherited it
+    return state != "Z"  # dead and not yet reaped
 
 
 def group_of(leader: int | None) -> list[int]:
-    """The living processes of a process group."""
-    found = []
+    """The running processes of a process group."""
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(fields[2]) == leader and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            pids.append(int(stat.parent.name))
+    return pids
 
 
 # --- users
@@ -222,18 +222,20 @@ def test_a_service_account_may_do_what_its_role_says_and_no_more(plane: ControlP
     kube.apply(role)
     kube.apply({**meta, "roleRef": reference, "subjects": [subject]})
     config = plane.kubeconfig_for("robot", space)
-    wait_until(lambda: "yes" in plane.kubectl("auth", "can-i", "list", "pods", kubeconfig=config), 10, "the right")
+    wait_until(
+        lambda: "yes" in plane.kubectl("auth", "can-i", "list", "pods", kubeconfig=config), 10, "the role is in force"
+    )
     with kube.as_token(kube.token_for("robot", space)) as robot:
         assert robot.request("GET", "/api/v1/pods")["items"] == []
-        with pytest.raises(ApiError) as refused:
+        with pytest.raises(ApiError) as error:
             robot.request("GET", "/api/v1/nodes")
-    assert (refused.value.status, refused.value.reason) == (403, "Forbidden")
+    assert (error.value.status, error.value.reason) == (403, "Forbidden")
 
 
 def test_a_client_certificate_names_user_and_groups(plane: ControlPlane) -> None:
     pair = plane.authority.client("alice", ["team-a"])
-    said = plane.kubectl("auth", "whoami", "-o", "json", kubeconfig=plane.kubeconfig("alice", client=pair))
-    user = json.loads(said)["status"]["userInfo"]
+    output = plane.kubectl("auth", "whoami", "-o", "json", kubeconfig=plane.kubeconfig("alice", client=pair))
+    user = json.loads(output)["status"]["userInfo"]
     assert user["username"] == "alice"
     assert "team-a" in user["groups"]
 
@@ -241,41 +243,44 @@ def test_a_client_certificate_names_user_and_groups(plane: ControlPlane) -> None
 # --- nodes, and kube-scheduler with an extender
 
 
-def test_example_nodes_carry_what_every_example_pod_asks_for(plane: ControlPlane, kube: Kube) -> None:
-    """kube-scheduler alone, so only its own check of sums speaks: all are bound but the one that cannot fit."""
+def test_example_nodes_have_the_resources_that_every_example_pod_requests(plane: ControlPlane, kube: Kube) -> None:
+    """kube-scheduler alone, which checks only the sums of resources: it binds every example pod."""
     join(kube, example_nodes())
     space = plane.namespace("examples")
     for manifest in sorted(EXAMPLES.glob("*/*.yaml")):
         kube.apply(manifest, space)
     for template in [*kube.list("Deployment", space), *kube.list("StatefulSet", space)]:  # no controllers here
-        made = template["spec"]["template"]
+        pod_template = template["spec"]["template"]
         kube.create(
-            {"apiVersion": "v1", "kind": "Pod", **made, "metadata": {"name": template["metadata"]["name"]}}, space
+            {"apiVersion": "v1", "kind": "Pod", **pod_template, "metadata": {"name": template["metadata"]["name"]}},
+            space,
         )
-    wanted = len(kube.list("Pod", space))
-    assert wanted >= 9
+    count = len(kube.list("Pod", space))
+    assert count >= 9
     with watch(kube, "Pod", space) as pods, plane.start_scheduler():
-        pods.wait_for(lambda them: all(decided(it) for it in them.values()), 20, "every pod decided")
+        pods.wait_for(
+            lambda them: all(decided(it) for it in them.values()), 20, "every pod has a PodScheduled condition"
+        )
         left = [name for (_, name), it in pods.objects.items() if not it["spec"].get("nodeName")]
-    assert left == []  # `cannot-fit` asks for no sum that a node lacks: to refuse it is gputile's work
+    assert left == []  # `cannot-fit` requests no sum that a node lacks: only gputile rejects it
 
 
-def decided(found: Manifest) -> bool:
-    said = {c["type"]: c["status"] for c in found["status"].get("conditions", [])}
-    return "PodScheduled" in said
+def decided(manifest: Manifest) -> bool:
+    statuses = {c["type"]: c["status"] for c in manifest["status"].get("conditions", [])}
+    return "PodScheduled" in statuses
 
 
-def test_a_gpu_node_has_its_own_resources_only_where_asked(kube: Kube) -> None:
+def test_a_gpu_node_has_all_dialects_resources_unless_they_are_given(kube: Kube) -> None:
     join(kube, [gpu_node("all", 2, 16384, "T4"), gpu_node("one", 2, 16384, resources={"aliyun.com/gpu-mem": 32})])
-    every, one = (kube.get("Node", name)["status"]["allocatable"] for name in ("all", "one"))
+    every, given = (kube.get("Node", name)["status"]["allocatable"] for name in ("all", "one"))
     assert every["gputile.io/gpu"] == "20"
     assert every["aliyun.com/gpu-mem"] == "32"
     assert every["tencent.com/vcuda-memory"] == "128"
-    assert {name for name in one if "/" in name} == {"aliyun.com/gpu-mem"}
+    assert {name for name in given if "/" in name} == {"aliyun.com/gpu-mem"}
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["node-names", "whole-nodes"])
-def test_kube_scheduler_asks_the_extender_over_mtls(plane: ControlPlane, kube: Kube, cached: bool) -> None:
+def test_kube_scheduler_calls_the_extender_over_mtls(plane: ControlPlane, kube: Kube, cached: bool) -> None:
     join(kube, [gpu_node("n1"), gpu_node("n2")])
     authority = plane.authority
     with answering(echo, tls=authority.server("extender"), ca=authority.ca) as (port, calls):
@@ -289,7 +294,9 @@ def test_kube_scheduler_asks_the_extender_over_mtls(plane: ControlPlane, kube: K
         )
         with plane.start_scheduler(extender), watch(kube, "Pod") as pods:
             kube.create_many([pod("plain"), pod("tiled", limits={"gputile.io/gpu": 1})])
-            pods.wait_for(lambda them: sum("nodeName" in it["spec"] for it in them.values()) == 2, 10, "both bound")
+            pods.wait_for(
+                lambda them: sum("nodeName" in it["spec"] for it in them.values()) == 2, 10, "both pods are bound"
+            )
     assert [(path, body["Pod"]["metadata"]["name"]) for path, body in calls] == [("/gputile/filter", "tiled")]
     assert bool(calls[0][1].get("NodeNames")) == cached
     assert bool(calls[0][1].get("Nodes")) == (not cached)
@@ -301,7 +308,7 @@ def echo(path: str, body: Manifest) -> Manifest:
 
 @contextmanager
 def answering(answer: Any, tls: Pair | None = None, ca: Path | None = None) -> Iterator[tuple[int, list[Any]]]:
-    """A small HTTP server that notes each POST and answers it with `answer(path, body)`."""
+    """A small HTTP server that records each POST and responds with `answer(path, body)`."""
     calls: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -310,12 +317,12 @@ def answering(answer: Any, tls: Pair | None = None, ca: Path | None = None) -> I
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             calls.append((self.path, body))
-            said = json.dumps(answer(self.path, body)).encode()
+            response = json.dumps(answer(self.path, body)).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(said)))
+            self.send_header("Content-Length", str(len(response)))
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(response)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -332,7 +339,7 @@ def answering(answer: Any, tls: Pair | None = None, ca: Path | None = None) -> I
         server.shutdown()
 
 
-def test_a_thousand_pods_are_made_in_seconds(
+def test_a_thousand_pods_are_created_in_seconds(
     plane: ControlPlane, kube: Kube, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = plane.namespace("thousand")
@@ -351,61 +358,61 @@ def test_a_thousand_pods_are_made_in_seconds(
 def test_the_service_follows_the_label(plane: ControlPlane, kube: Kube) -> None:
     kube.create_many([pod("a"), pod("b")])
     with (
-        answering(lambda path, body: {"i-am": "a"}) as (port_a, _),
-        answering(lambda path, body: {"i-am": "b"}) as (port_b, _),
+        answering(lambda path, body: {"name": "a"}) as (port_a, _),
+        answering(lambda path, body: {"name": "b"}) as (port_b, _),
         Service(kube, "default", {"a": ("127.0.0.1", port_a), "b": ("127.0.0.1", port_b)}, "chosen=true") as service,
     ):
         with pytest.raises(ConnectionError):
-            ask(service)
-        lead(kube, "a", True)
-        assert wait_until(lambda: ask(service), 5, "an answer") == "a"
+            responder(service)
+        set_label(kube, "a", True)
+        assert wait_until(lambda: responder(service), 5, "a response") == "a"
         with closing(HTTPConnection(service.address, timeout=5)) as kept:
-            assert ask(service, kept) == "a"
-            lead(kube, "a", False)
-            lead(kube, "b", True)
-            wait_until(lambda: service.chosen() == "b", 5, "the label seen")
-            assert ask(service) == "b"
-            assert ask(service, kept) == "a"  # an open connection stays with its pod
+            assert responder(service, kept) == "a"
+            set_label(kube, "a", False)
+            set_label(kube, "b", True)
+            wait_until(lambda: service.chosen() == "b", 5, "the label is seen")
+            assert responder(service) == "b"
+            assert responder(service, kept) == "a"  # an open connection stays with its pod
             service.drop()
             with pytest.raises(ConnectionError):
-                ask(service, kept)
-        assert ask(service) == "b"
+                responder(service, kept)
+        assert responder(service) == "b"
 
 
 def test_the_service_can_be_cut_paused_and_slowed(plane: ControlPlane, kube: Kube) -> None:
     kube.create(pod("a"))
-    lead(kube, "a", True)
+    set_label(kube, "a", True)
     with (
-        answering(lambda path, body: {"i-am": "a"}) as (port, calls),
+        answering(lambda path, body: {"name": "a"}) as (port, calls),
         Service(kube, "default", {"a": ("127.0.0.1", port)}, "chosen=true") as service,
     ):
         service.cut()
         with pytest.raises(ConnectionError):
-            ask(service)
-        service.mend()
-        assert ask(service) == "a"
-        heard = len(calls)
+            responder(service)
+        service.restore()
+        assert responder(service) == "a"
+        received = len(calls)
         service.pause()
         with pytest.raises(TimeoutError), closing(HTTPConnection(service.address, timeout=0.3)) as hanging:
-            ask(service, hanging)
-        assert len(calls) == heard
+            responder(service, hanging)
+        assert len(calls) == received
         service.resume()
         service.delay = 0.2
         began = time.monotonic()
-        assert ask(service) == "a"
+        assert responder(service) == "a"
         assert time.monotonic() - began >= 0.4
 
 
-def lead(kube: Kube, name: str, leads: bool) -> None:
-    kube.patch("Pod", name, {"metadata": {"labels": {"chosen": "true" if leads else None}}})
+def set_label(kube: Kube, name: str, chosen: bool) -> None:
+    kube.patch("Pod", name, {"metadata": {"labels": {"chosen": "true" if chosen else None}}})
 
 
-def ask(service: Service, connection: HTTPConnection | None = None) -> str:
-    """Who answers; over `connection`, or a new one."""
+def responder(service: Service, connection: HTTPConnection | None = None) -> str:
+    """The name of the backend that responds; over `connection`, or a new one."""
     used = connection or HTTPConnection(service.address, timeout=5)
     try:
         used.request("POST", "/", b"{}", {"Content-Type": "application/json"})
-        return str(json.loads(used.getresponse().read())["i-am"])
+        return str(json.loads(used.getresponse().read())["name"])
     finally:
         if connection is None:
             used.close()
@@ -420,13 +427,13 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_no_go_is_said_so(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_go_is_reported(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(empty_cache))
     with pytest.raises(Unavailable, match="Go is not installed"):
         building.programs(lambda line: None)
 
 
-def test_an_old_go_is_said_so(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_go_is_reported(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = empty_cache / "go"
     old.write_text(
         "#!/bin/sh\necho 'go: go.mod requires go >= 1.26.0 (running go 1.19; GOTOOLCHAIN=local)' >&2; exit 1\n"
@@ -437,16 +444,16 @@ def test_an_old_go_is_said_so(empty_cache: Path, monkeypatch: pytest.MonkeyPatch
         building.programs(lambda line: None)
 
 
-def test_an_unreachable_module_proxy_is_said_so(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nobody = "http://127.0.0.1:9"  # the discard port of this machine: refuses at once
-    monkeypatch.setenv("GOPROXY", nobody)
+def test_an_unreachable_module_proxy_is_reported(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = "http://127.0.0.1:9"  # the discard port of this machine: refuses at once
+    monkeypatch.setenv("GOPROXY", proxy)
     monkeypatch.setenv("GOMODCACHE", str(empty_cache / "modules"))
     monkeypatch.setenv("GOFLAGS", "-modcacherw")
-    with pytest.raises(Unavailable, match=f"cannot be fetched .*is GOPROXY={re.escape(nobody)} reachable"):
+    with pytest.raises(Unavailable, match=f"cannot be fetched .*is GOPROXY={re.escape(proxy)} reachable"):
         building.programs(lambda line: None)
 
 
-def test_a_failed_build_leaves_its_log_and_nothing_else(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_leaves_only_its_log(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = empty_cache / "bin" / "go"
     fake.parent.mkdir()
     fake.write_text('#!/bin/sh\n[ "$1" != build ] || { echo some/package; echo no space left; exit 1; }\n')
@@ -458,12 +465,12 @@ def test_a_failed_build_leaves_its_log_and_nothing_else(empty_cache: Path, monke
     assert sorted(it.name for it in empty_cache.iterdir()) == ["bin", "build.lock", f"{ETCD.key}.log"]
 
 
-def test_the_key_of_the_cache_changes_with_the_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_key_changes_with_the_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "TOOLS", tmp_path)
     (tmp_path / "thing").mkdir()
     (tmp_path / "thing" / "go.mod").write_text("require example.com/thing v1.2.3\n")
     source, keys = Source(name="thing", module="example.com/thing"), set()
-    for lock in ("one", "two"):
+    for lock in ("first", "second"):
         (tmp_path / "thing" / "go.sum").write_text(lock)
         keys.add(source.key)
     assert len(keys) == 2

@@ -25,7 +25,7 @@ class Environment:
         self._run(str(self._bin / "python"), *PIP, "install", "--constraint", str(_pins(folder)), named)
 
     def gputile(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        # GPUTILE_* are settings of the processes; this run's own are none of them.
+        # GPUTILE_* variables are settings of the processes; those of this test run are removed.
         env = {name: value for name, value in os.environ.items() if not name.startswith("GPUTILE_")}
         argv = [str(self._bin / "gputile"), *arguments]
         return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
@@ -38,7 +38,7 @@ class Environment:
 
 
 def _pins(folder: Path) -> Path:
-    """The versions of requirements.lock, as constraints: a run next year tests what a run today does."""
+    """The versions of requirements.lock as constraints, so that every run tests the same packages."""
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     pins = [line.rstrip("\\ ") for line in lines if line[:1].isalnum() and "==" in line]
     file = folder / "constraints.txt"
@@ -56,11 +56,11 @@ def folder() -> Iterator[Path]:
 def wheel(folder: Path) -> Path:
     build = [sys.executable, *PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
     subprocess.run(build, check=True)
-    (made,) = folder.glob("gputile-*.whl")
-    return made
+    (file,) = folder.glob("gputile-*.whl")
+    return file
 
 
-def test_the_plain_package_is_the_cli_and_names_the_extras(folder: Path, wheel: Path) -> None:
+def test_the_package_without_extras_has_the_cli_and_names_the_missing_extras(folder: Path, wheel: Path) -> None:
     cli = Environment(folder / "cli", wheel, "")
     assert [module for module in NEVER_IN_THE_CLI if cli.has(module)] == []
     for words in (["version", "--client"], ["demo"], ["top", "-f", MANIFEST], ["audit", "-f", MANIFEST]):
@@ -74,7 +74,7 @@ def test_the_plain_package_is_the_cli_and_names_the_extras(folder: Path, wheel: 
 
 
 @pytest.mark.parametrize(("process", "lacks"), [("scheduler", "grpc"), ("agent", "uvloop")])
-def test_an_extra_runs_its_process_and_brings_nothing_of_the_other(
+def test_an_extra_runs_its_process_without_packages_of_the_other(
     folder: Path, wheel: Path, process: str, lacks: str
 ) -> None:
     environment = Environment(folder / process, wheel, f"[{process}]")

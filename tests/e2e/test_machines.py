@@ -1,4 +1,4 @@
-"""Real nodes: what the cases lean on holds, and nothing of a machine outlives it."""
+"""Real nodes: the properties that other tests rely on, and the clean-up of machines."""
 
 import os
 import stat
@@ -25,9 +25,9 @@ Machines = tuple[Machine, Machine]
 
 @pytest.fixture(scope="module")
 def machines(control_plane: ControlPlane, node_programs: NodePrograms) -> Iterator[Machines]:
-    """Two at once. Cases here leave `plane` alone: it would remove their nodes."""
-    with Machine(control_plane, "node-a", labels={"e2e": "a"}) as one, Machine(control_plane, "node-b") as other:
-        yield one, other
+    """Two machines. Tests here must not use the fixture `plane`: it would delete their nodes."""
+    with Machine(control_plane, "node-a", labels={"e2e": "a"}) as first, Machine(control_plane, "node-b") as second:
+        yield first, second
 
 
 @pytest.fixture
@@ -36,20 +36,20 @@ def kube(control_plane: ControlPlane) -> Kube:
 
 
 def running(machine: Machine, name: str, containers: int = 1) -> list[Container]:
-    """The containers of a pod, when they run and the API server knows it."""
+    """Wait until a pod is Running, and return its containers."""
     wait_until(lambda: phase(machine.plane.kube, name) == "Running", 30, f"{name} Running", [machine.kubelet])
-    found = [it for it in machine.containers() if it.pod == name]
-    assert len(found) == containers
-    return found
+    pod_containers = [it for it in machine.containers() if it.pod == name]
+    assert len(pod_containers) == containers
+    return pod_containers
 
 
 def phase(kube: Kube, name: str) -> str:
     return str(kube.get("Pod", name)["status"]["phase"])
 
 
-def said(machine: Machine, name: str, container: str = "main") -> dict[str, str]:
+def printed_env(machine: Machine, name: str, container: str = "main") -> dict[str, str]:
     """The environment that a container printed."""
-    lines = wait_until(lambda: machine.logs(name, container), 10, f"a word of {name}").splitlines()
+    lines = wait_until(lambda: machine.logs(name, container), 10, f"output of {name}").splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
@@ -58,55 +58,53 @@ def said(machine: Machine, name: str, container: str = "main") -> dict[str, str]
 
 def test_each_of_two_machines_runs_its_own_pod(machines: Machines, kube: Kube) -> None:
     for machine in machines:
-        one = container("main", env=[{"name": "WHERE", "value": machine.name}])
-        kube.create(real(pod(f"on-{machine.name}", {}, containers=[one]), machine.name, says="env"))
+        main = container("main", env=[{"name": "WHERE", "value": machine.name}])
+        kube.create(real(pod(f"on-{machine.name}", {}, containers=[main]), machine.name, script="env"))
     for machine in machines:
-        (found,) = running(machine, f"on-{machine.name}")
-        assert said(machine, found.pod)["WHERE"] == machine.name == found.env["WHERE"]
-        assert machine.inside(found.pod, "main", "sh", "-c", "echo $WHERE") == f"{machine.name}\n"
+        (running_container,) = running(machine, f"on-{machine.name}")
+        assert printed_env(machine, running_container.pod)["WHERE"] == machine.name == running_container.env["WHERE"]
+        assert machine.inside(running_container.pod, "main", "sh", "-c", "echo $WHERE") == f"{machine.name}\n"
     assert not {it.id for it in machines[0].containers()} & {it.id for it in machines[1].containers()}
     assert kube.get("Node", "node-a")["metadata"]["labels"]["e2e"] == "a"
 
 
-def test_kube_scheduler_takes_a_machine_as_any_node(
-    control_plane: ControlPlane, machines: Machines, kube: Kube
-) -> None:
+def test_kube_scheduler_binds_pods_to_a_machine(control_plane: ControlPlane, machines: Machines, kube: Kube) -> None:
     with control_plane.start_scheduler():
         kube.create(real(pod("anywhere", {"cpu": "100m"}, nodeSelector={"e2e": "a"})))
         running(machines[0], "anywhere")
 
 
-def test_init_containers_end_and_sidecars_stay(machines: Machines, kube: Kube) -> None:
+def test_init_containers_exit_and_sidecars_keep_running(machines: Machines, kube: Kube) -> None:
     inits = [container("first"), container("side", restartPolicy="Always")]
-    kube.create(real(pod("stages", {}, initContainers=inits), "node-a", says="echo I=$HOSTNAME"))
+    kube.create(real(pod("stages", {}, initContainers=inits), "node-a", script="echo I=$HOSTNAME"))
     assert {it.name for it in running(machines[0], "stages", 2)} == {"side", "main"}
-    assert said(machines[0], "stages", "first") == {"I": "stages"}
+    assert printed_env(machines[0], "stages", "first") == {"I": "stages"}
 
 
-def test_a_container_that_ends_is_started_again(machines: Machines, kube: Kube) -> None:
-    kube.create(real(pod("again", {}), "node-b", says="echo START=$(cat /proc/sys/kernel/random/uuid)"))
-    (before,), first = running(machines[1], "again"), said(machines[1], "again")
+def test_a_container_that_exits_is_restarted(machines: Machines, kube: Kube) -> None:
+    kube.create(real(pod("again", {}), "node-b", script="echo START=$(cat /proc/sys/kernel/random/uuid)"))
+    (before,), first = running(machines[1], "again"), printed_env(machines[1], "again")
     machines[1].ctr("tasks", "kill", "--signal", "SIGKILL", before.id)
-    after = wait_until(lambda: started_after(machines[1], before), 20, "the container started again")
+    after = wait_until(lambda: started_after(machines[1], before), 20, "the container is restarted")
     assert after
     assert after.env == before.env
-    wait_until(lambda: said(machines[1], "again") != first, 10, "a word of the new one")
+    wait_until(lambda: printed_env(machines[1], "again") != first, 10, "output of the new container")
 
 
 def started_after(machine: Machine, before: Container) -> Container | None:
-    found = [it for it in machine.containers() if (it.pod, it.name) == (before.pod, before.name)]
-    return next((it for it in found if it.id != before.id), None)
+    containers = [it for it in machine.containers() if (it.pod, it.name) == (before.pod, before.name)]
+    return next((it for it in containers if it.id != before.id), None)
 
 
 def test_a_deleted_pod_is_gone_with_its_containers(machines: Machines, kube: Kube) -> None:
     kube.create(real(pod("short", {}), "node-b"))
     running(machines[1], "short")
     kube.delete("Pod", "short")
-    wait_until(lambda: not kube.find("Pod", "short"), 10, "the pod gone")
+    wait_until(lambda: not kube.find("Pod", "short"), 10, "the pod is gone")
     assert not [it for it in machines[1].containers() if it.pod == "short"]
 
 
-# --- what breaks, and what goes on
+# --- restarts
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["kubelet-stopped", "kubelet-killed"])
@@ -128,7 +126,7 @@ def test_containers_outlive_containerd(machines: Machines, kube: Kube) -> None:
     assert machines[0].inside("held", "main", "echo", "hello") == "hello\n"
 
 
-def test_a_program_runs_on_the_machine_and_stops_in_its_own_time(machines: Machines) -> None:
+def test_a_program_runs_on_the_machine_and_handles_sigterm(machines: Machines) -> None:
     disk, log = machines[1].disk, machines[1].plane.folder / "node-b-visitor.log"
     script = (
         "trap 'sleep 0.3; echo bye; exit 3' TERM; mkdir -p /var/run/cdi; hostname > /var/run/cdi/here.txt; "
@@ -147,10 +145,10 @@ def test_a_program_runs_on_the_machine_and_stops_in_its_own_time(machines: Machi
     assert words[-1] == "bye"
 
 
-def test_a_reboot_ends_every_container_and_the_kubelet_starts_them_again(machines: Machines, kube: Kube) -> None:
+def test_a_reboot_kills_every_container_and_the_kubelet_restarts_them(machines: Machines, kube: Kube) -> None:
     machine = machines[1]
-    kube.create(real(pod("back", {}), "node-b", says="echo START=$(cat /proc/sys/kernel/random/uuid)"))
-    (before,), first, boot = running(machine, "back"), said(machine, "back"), boot_id(kube, "node-b")
+    kube.create(real(pod("back", {}), "node-b", script="echo START=$(cat /proc/sys/kernel/random/uuid)"))
+    (before,), first, boot = running(machine, "back"), printed_env(machine, "back"), boot_id(kube, "node-b")
     visitor = machine.run("sleeper", ["sleep", "1000"])
     machine.disk.cdi.mkdir(exist_ok=True)
     for file in (machine.disk.cdi / "a.json", machine.disk.checkpoint, machine.disk.device_plugins / "x.sock"):
@@ -161,10 +159,10 @@ def test_a_reboot_ends_every_container_and_the_kubelet_starts_them_again(machine
     machine.boot()
     assert not machine.disk.cdi.exists()
     assert not (machine.disk.device_plugins / "x.sock").exists()
-    wait_until(lambda: started_after(machine, before), 30, "the container again", [machine.kubelet])
-    assert said(machine, "back") != first
+    wait_until(lambda: started_after(machine, before), 30, "the container is restarted", [machine.kubelet])
+    assert printed_env(machine, "back") != first
     assert boot_id(kube, "node-b") != boot
-    wait_until(lambda: restarts(kube, "back") == 1, 10, "the restart counted")
+    wait_until(lambda: restarts(kube, "back") == 1, 10, "the restart is counted")
 
 
 def boot_id(kube: Kube, node: str) -> str:
@@ -172,15 +170,15 @@ def boot_id(kube: Kube, node: str) -> str:
 
 
 def restarts(kube: Kube, name: str) -> int:
-    found: Manifest = kube.get("Pod", name)
-    return int(found["status"]["containerStatuses"][0]["restartCount"])
+    manifest: Manifest = kube.get("Pod", name)
+    return int(manifest["status"]["containerStatuses"][0]["restartCount"])
 
 
 # --- nothing is left behind
 
 
 def traces(machine: str = "") -> dict[str, object]:
-    """What a machine could leave on the host."""
+    """The state of the host that a machine could change."""
     places = [*OWN.values(), *(place for place in ("/run/netns", "/opt", "/usr/libexec") if Path(place).is_dir())]
     groups = (path for hierarchy in cgroups.hierarchies() for path in hierarchy.glob(f"*{machine}*"))
     return {
@@ -193,7 +191,7 @@ def traces(machine: str = "") -> dict[str, object]:
 
 
 def family(pids: list[int]) -> list[int]:
-    """These processes and all below them."""
+    """These processes and all their descendants."""
     children = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/children")]  # a list per thread
     below = [int(word) for file in children for word in file.read_text().split()]
     return [*pids, *family(below)] if below else pids
@@ -240,7 +238,7 @@ with ControlPlane(programs()) as plane, Machine(plane, "node-k") as machine:
 """
 
 
-def test_a_killed_run_takes_its_machines_along(control_plane: ControlPlane, node_programs: NodePrograms) -> None:
+def test_the_machines_of_a_killed_run_are_removed(control_plane: ControlPlane, node_programs: NodePrograms) -> None:
     before = traces("node-k")
     with subprocess.Popen([sys.executable, "-c", HOLDER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout
@@ -248,7 +246,7 @@ def test_a_killed_run_takes_its_machines_along(control_plane: ControlPlane, node
         pids = family([run.pid])
         run.kill()
     assert len(pids) > 10  # programs of the control plane, of the machine and of its container
-    wait_until(lambda: not [pid for pid in pids if alive(pid)], 10, "its processes to be gone")
+    wait_until(lambda: not [pid for pid in pids if alive(pid)], 10, "its processes are gone")
     left = {key: value for key, value in traces("node-k").items() if key != "cgroups"}
     assert left == {key: value for key, value in before.items() if key != "cgroups"}
     assert any((hierarchy / group).exists() for hierarchy in cgroups.hierarchies())
@@ -256,17 +254,17 @@ def test_a_killed_run_takes_its_machines_along(control_plane: ControlPlane, node
     assert traces("node-k") == before
 
 
-# --- what comes from Debian
+# --- Debian's packages
 
 
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        pytest.param("", "there is no `apt-get` here", id="no-apt"),
+        pytest.param("", "`apt-get` is not installed", id="no-apt"),
         pytest.param("echo 'E: no such package' >&2; exit 100", "`apt-get` failed.*no such package", id="no-network"),
     ],
 )
-def test_packages_that_cannot_be_had_are_said_so(
+def test_packages_that_cannot_be_fetched_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
 ) -> None:
     tools, kept = tmp_path / "bin", tmp_path / "cache"
@@ -276,8 +274,8 @@ def test_packages_that_cannot_be_had_are_said_so(
         (tools / "apt-get").chmod(0o755)
     monkeypatch.setenv("GPUTILE_E2E_CACHE", str(kept))
     monkeypatch.setenv("PATH", str(tools))
-    told: list[str] = []
+    reports: list[str] = []
     with pytest.raises(Unavailable, match=reason):
-        fetched(told.append, PACKAGES)
-    assert all(package in told[0] for package in PACKAGES)
+        fetched(reports.append, PACKAGES)
+    assert all(package in reports[0] for package in PACKAGES)
     assert [it.name for it in kept.iterdir()] == ["build.lock"]

@@ -32,7 +32,7 @@ ROOT, OLD_ROOT = "/apis/metrics.nvidia.com/v1alpha1", "/apis/nvidia-gpu-schedule
 API_SERVICES = ("v1alpha1.metrics.nvidia.com", "v1.nvidia-gpu-scheduler")
 NODE, SIZE = "gpu-1", 16000
 NAMESPACES = ("default", "team-a", "team-b")
-SECOND = 1.0  # what the API promises: a pod that comes or goes is seen within it
+SECOND = 1.0  # the API's guarantee: a created or deleted pod is seen within it
 
 
 class Served:
@@ -42,14 +42,14 @@ class Served:
         self.plane, self.replica, self.port = plane, replica, port
 
     def is_available(self) -> bool:
-        found = [self.plane.kube.get("APIService", name) for name in API_SERVICES]
-        conditions = [one for each in found for one in each.get("status", {}).get("conditions", [])]
-        return [one["status"] for one in conditions if one["type"] == "Available"] == ["True", "True"]
+        services = [self.plane.kube.get("APIService", name) for name in API_SERVICES]
+        conditions = [it for service in services for it in service.get("status", {}).get("conditions", [])]
+        return [it["status"] for it in conditions if it["type"] == "Available"] == ["True", "True"]
 
     def direct(
         self, client: Pair | None = None, path: str = f"{ROOT}/gpuinfos", **headers: str
     ) -> tuple[int, Manifest]:
-        """Around the API server."""
+        """A request that bypasses the API server."""
         trust = ssl.create_default_context()
         trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
         if client is not None:
@@ -57,8 +57,8 @@ class Served:
         connection = HTTPSConnection("127.0.0.1", self.port, timeout=10, context=trust)
         try:
             connection.request("GET", path, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
         finally:
             connection.close()
 
@@ -67,7 +67,7 @@ class Served:
 
 
 def deploy(plane: ControlPlane, port: int) -> None:
-    """deploy/metrics-api.yaml as written, but the Service leads to a process on this machine."""
+    """Apply deploy/metrics-api.yaml; only the Service is changed, to point at a process on this machine."""
     rights(plane)
     for manifest in manifests_of(DEPLOY / "metrics-api.yaml"):
         if manifest["kind"] == "Service":
@@ -78,34 +78,34 @@ def deploy(plane: ControlPlane, port: int) -> None:
 
 
 def remove(plane: ControlPlane) -> None:
-    """Other tests' schedulers have no such rights, and their API servers no such groups."""
+    """Delete deploy/metrics-api.yaml: other tests run without its rights and API groups."""
     for manifest in reversed(manifests_of(DEPLOY / "metrics-api.yaml")):
         plane.kube.delete(kind_of(manifest), manifest["metadata"]["name"], namespace_of(manifest))
 
 
 @contextmanager
 def serving(plane: ControlPlane) -> Iterator[Served]:
-    """The only replica, with the metrics API in it."""
+    """Run the only replica, with the metrics API enabled."""
     port = free_port()
     deploy(plane, port)
     with Replica(plane, metrics_api__listen=f"127.0.0.1:{port}") as replica:
-        found = Served(plane, replica, port)
-        wait_until(found.is_available, 60, "the APIServices are available", [replica.child])
-        yield found
+        served = Served(plane, replica, port)
+        wait_until(served.is_available, 60, "the APIServices are available", [replica.child])
+        yield served
 
 
 @pytest.fixture(scope="module")
 def deployed(control_plane: ControlPlane) -> Iterator[Served]:
     join(control_plane.kube, [gpu_node(NODE, 2, SIZE, "Tesla T4", labels={"pool": "small"}), gpu_node("gpu-2")])
-    with serving(control_plane) as found:
-        yield found
+    with serving(control_plane) as served:
+        yield served
     remove(control_plane)
     control_plane.clear()
 
 
 @pytest.fixture
 def served(deployed: Served) -> Iterator[Served]:
-    """One for all tests; the pods of each go with it."""
+    """The same replica for all tests; the pods of each test are deleted after it."""
     yield deployed
     for namespace in NAMESPACES:
         deployed.plane.kube.delete_all("Pod", namespace, grace=0)
@@ -117,7 +117,7 @@ def kube(deployed: Served) -> Kube:
 
 
 def user(plane: ControlPlane, name: str, namespace: str, role: str = "") -> Kube:
-    """A ServiceAccount; with a role it may do that in its namespace."""
+    """A client of a ServiceAccount, which gets `role` in its namespace."""
     plane.kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}})
     if role:
         binding: Manifest = {
@@ -132,14 +132,14 @@ def user(plane: ControlPlane, name: str, namespace: str, role: str = "") -> Kube
 
 
 def on_card(kube: Kube, name: str, namespace: str = "default", memory: int = 4000, **more: Any) -> None:
-    """A pod bound around us: the leader grants it a card."""
+    """Create a pod and bind it without the scheduler: the leader grants it a card."""
     kube.create({**tile(name, memory, **more)}, namespace)
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}}
     kube.create({**binding, "target": {"kind": "Node", "name": NODE}}, namespace, "binding")
 
 
 def until_shown(pods: Watch, name: str, namespace: str = "default", seconds: float = SECOND) -> float:
-    return pods.wait_for(lambda found: found[namespace, name], seconds, f"{name} is shown")
+    return pods.wait_for(lambda objects: objects[namespace, name], seconds, f"{name} is shown")
 
 
 # ---- kubectl --------------------------------------------------------------------------------------------------------
@@ -196,10 +196,10 @@ def test_kubectl_watches(served: Served, kube: Kube) -> None:
     assert lines[0].split()[:3] == ["NAMESPACE", "NAME", "NODE"]
 
 
-# ---- who may --------------------------------------------------------------------------------------------------------
+# ---- authorization --------------------------------------------------------------------------------------------------
 
 
-def test_a_user_sees_the_namespaces_that_the_api_server_lets_it_see(served: Served, kube: Kube) -> None:
+def test_a_user_sees_the_namespaces_that_rbac_allows(served: Served, kube: Kube) -> None:
     plane = served.plane
     for namespace in ("team-a", "team-b"):
         plane.namespace(namespace)
@@ -207,43 +207,43 @@ def test_a_user_sees_the_namespaces_that_the_api_server_lets_it_see(served: Serv
         for namespace in ("team-a", "team-b"):
             on_card(kube, "work", namespace)
             until_shown(pods, "work", namespace, seconds=5)
-    viewer, nobody = user(plane, "viewer", "team-a", "gputile-metrics-view"), user(plane, "nobody", "team-a")
-    with viewer, nobody:
-        assert [one["metadata"]["namespace"] for one in viewer.list(POD_RESOURCE, "team-a")] == ["team-a"]
-        for who, path in (
+    viewer, stranger = user(plane, "viewer", "team-a", "gputile-metrics-view"), user(plane, "nobody", "team-a")
+    with viewer, stranger:
+        assert [it["metadata"]["namespace"] for it in viewer.list(POD_RESOURCE, "team-a")] == ["team-a"]
+        for client, path in (
             (viewer, f"{ROOT}/podresources"),
             (viewer, f"{ROOT}/namespaces/team-b/podresources"),
             (viewer, f"{ROOT}/gpuinfos"),
-            (nobody, f"{ROOT}/namespaces/team-a/podresources"),
-            (nobody, f"{ROOT}/namespaces/team-a/podresources?watch=true"),
-            (nobody, f"{ROOT}/namespaces/team-a/podresources/work"),
+            (stranger, f"{ROOT}/namespaces/team-a/podresources"),
+            (stranger, f"{ROOT}/namespaces/team-a/podresources?watch=true"),
+            (stranger, f"{ROOT}/namespaces/team-a/podresources/work"),
         ):
-            with pytest.raises(ApiError) as no:
-                who.request("GET", path)
-            assert (no.value.status, no.value.reason) == (403, "Forbidden"), path
+            with pytest.raises(ApiError) as error:
+                client.request("GET", path)
+            assert (error.value.status, error.value.reason) == (403, "Forbidden"), path
 
 
-def test_the_role_for_viewers_is_part_of_view(served: Served, kube: Kube) -> None:
-    """The controller that puts them together does not run here; the label is what it looks for."""
+def test_the_role_for_viewers_is_aggregated_to_view(served: Served, kube: Kube) -> None:
+    """The controller that aggregates roles does not run here; it selects roles by this label."""
     role = kube.get("ClusterRole", "gputile-metrics-view")
     assert role["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     assert {"metrics.nvidia.com"} < {group for rule in role["rules"] for group in rule["apiGroups"]}
 
 
-def test_only_the_front_proxy_is_believed(served: Served) -> None:
+def test_only_the_front_proxy_is_trusted(served: Served) -> None:
     plane = served.plane
-    said = {"X-Remote-User": "admin", "X-Remote-Group": "system:masters"}
-    status, answer = served.direct(None, **said)
-    assert (status, answer["kind"], answer["reason"]) == (401, "Status", "Unauthorized")
-    stranger = plane.front_authority.client("somebody-else")  # of the right CA
-    assert served.direct(stranger, **said)[0] == 401
+    headers = {"X-Remote-User": "admin", "X-Remote-Group": "system:masters"}
+    status, body = served.direct(None, **headers)
+    assert (status, body["kind"], body["reason"]) == (401, "Status", "Unauthorized")
+    stranger = plane.front_authority.client("another-client")  # of the right CA
+    assert served.direct(stranger, **headers)[0] == 401
     with pytest.raises((ssl.SSLError, ConnectionError)):
-        served.direct(plane.authority.client("front-proxy-client"), **said)  # of another CA
-    assert served.direct(plane.front_proxy)[0] == 401  # for nobody
-    assert served.direct(plane.front_proxy, **said)[0] == 200
-    status, answer = served.direct(plane.front_proxy, **{"X-Remote-User": "mallory"})
-    assert (status, answer["reason"]) == (403, "Forbidden")
-    assert "mallory" in answer["message"]
+        served.direct(plane.authority.client("front-proxy-client"), **headers)  # of another CA
+    assert served.direct(plane.front_proxy)[0] == 401  # without a user
+    assert served.direct(plane.front_proxy, **headers)[0] == 200
+    status, body = served.direct(plane.front_proxy, **{"X-Remote-User": "mallory"})
+    assert (status, body["reason"]) == (403, "Forbidden")
+    assert "mallory" in body["message"]
 
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
@@ -251,47 +251,47 @@ def test_only_the_front_proxy_is_believed(served: Served) -> None:
 
 @pytest.mark.parametrize("root", [ROOT, OLD_ROOT])
 def test_extender_verbs_work_through_the_api_server(served: Served, kube: Kube, root: str) -> None:
-    pod = kube.create(tile("asks", 4000))
+    pod = kube.create(tile("requester", 4000))
     args = {"Pod": pod, "Nodes": None, "NodeNames": [NODE, "gpu-2"]}
-    wait_until(lambda: served.replica.count("gputile_ledger_pods", state="pending") == 1, 5, "the pod is known")
+    wait_until(lambda: served.replica.count("gputile_ledger_pods", state="pending") == 1, 5, "the pod is in the ledger")
     with served.plane.kube_as("system:kube-scheduler") as scheduler:
-        answer = scheduler.request("POST", f"{root}/schedule/filter", args)
-        assert answer["NodeNames"] == [NODE]
-        assert answer["Error"] == ""
+        response = scheduler.request("POST", f"{root}/schedule/filter", args)
+        assert response["NodeNames"] == [NODE]
+        assert response["Error"] == ""
         scores = scheduler.request("POST", f"{root}/schedule/prioritize", args)
-        assert {one["Host"] for one in scores} == {NODE, "gpu-2"}
-        with user(served.plane, "nobody", "default") as nobody, pytest.raises(ApiError) as no:
-            nobody.request("POST", f"{root}/schedule/filter", args)
-        assert no.value.status == 403
-        bind = {"PodName": "asks", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": NODE}
+        assert {score["Host"] for score in scores} == {NODE, "gpu-2"}
+        with user(served.plane, "nobody", "default") as stranger, pytest.raises(ApiError) as error:
+            stranger.request("POST", f"{root}/schedule/filter", args)
+        assert error.value.status == 403
+        bind = {"PodName": "requester", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": NODE}
         assert scheduler.request("POST", f"{root}/schedule/bind", bind) == {"Error": ""}
-    (held,) = tiles(kube.get("Pod", "asks"))
-    assert (node_of(kube.get("Pod", "asks")), held["memory"]) == (NODE, 4000)
+    (held,) = tiles(kube.get("Pod", "requester"))
+    assert (node_of(kube.get("Pod", "requester")), held["memory"]) == (NODE, 4000)
 
 
 # ---- watches --------------------------------------------------------------------------------------------------------
 
 
-def test_a_pod_that_comes_or_goes_is_seen_within_a_second(served: Served, kube: Kube) -> None:
+def test_a_created_or_deleted_pod_is_seen_within_a_second(served: Served, kube: Kube) -> None:
     with watch(kube, POD_RESOURCE) as pods, watch(kube, GPU_INFO) as nodes:
         for number in range(5):
             on_card(kube, f"quick-{number}", memory=2000)
             assert until_shown(pods, f"quick-{number}") < SECOND
-        nodes.wait_for(lambda found: len(found["", NODE]["spec"]["device_busy"]) >= 1, SECOND, "a card is busy")
+        nodes.wait_for(lambda objects: len(objects["", NODE]["spec"]["device_busy"]) >= 1, SECOND, "a card is busy")
         for number in range(5):
             kube.delete("Pod", f"quick-{number}", grace=0)
-        pods.wait_for(lambda found: not found, SECOND, "all are gone")
-        assert served.replica.count("gputile_connections_total", protocol="h2") > 0, "the API server speaks HTTP/2"
-        nodes.wait_for(lambda found: found["", NODE]["spec"]["device_busy"] == [], SECOND, "no card is busy")
+        pods.wait_for(lambda objects: not objects, SECOND, "all pods are gone")
+        assert served.replica.count("gputile_connections_total", protocol="h2") > 0, "the API server uses HTTP/2"
+        nodes.wait_for(lambda objects: objects["", NODE]["spec"]["device_busy"] == [], SECOND, "no card is busy")
 
 
-def test_a_dead_agent_is_seen_and_so_is_its_return(served: Served, kube: Kube) -> None:
+def test_the_death_and_the_return_of_an_agent_are_seen(served: Served, kube: Kube) -> None:
     with watch(kube, GPU_INFO) as nodes:
 
         def health(wanted: str) -> Any:
-            return lambda found: found["", NODE]["status"]["node_health"] == wanted
+            return lambda objects: objects["", NODE]["status"]["node_health"] == wanted
 
-        with Agent(kube, NODE, lasts=round(HeartbeatSettings().duration)):
+        with Agent(kube, NODE, lease_duration=round(HeartbeatSettings().duration)):
             nodes.wait_for(health("True"), SECOND + 0.5, "the agent is alive")
         assert nodes.wait_for(health("False"), 10, "the agent is dead") < 10
         with Agent(kube, NODE):
@@ -301,27 +301,27 @@ def test_a_dead_agent_is_seen_and_so_is_its_return(served: Served, kube: Kube) -
 
 @contextmanager
 def old_stream(kube: Kube, path: str) -> Iterator[list[Manifest]]:
-    """What an old client reads, line by line."""
+    """The lines of a watch as an old client reads them."""
     connection = kube.connections.new(timeout=60)
     connection.request("GET", path, headers=kube.headers())
-    answer = connection.getresponse()
-    assert answer.status == 200
+    response = connection.getresponse()
+    assert response.status == 200
     lines: list[Manifest] = []
 
     def read() -> None:
         try:
-            while line := answer.readline():
+            while line := response.readline():
                 lines.append(json.loads(line))
-        except (OSError, ValueError, AttributeError):  # closed under our hands
+        except (OSError, ValueError, AttributeError):  # closed while reading
             return
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    held: socket.socket = connection.sock
+    sock: socket.socket = connection.sock
     try:
         yield lines
     finally:
-        socket.socket.shutdown(held, socket.SHUT_RDWR)  # past SSL's own, which would wait for the reader
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # bypasses SSL's shutdown, which would wait for the reader
         reader.join(10)
         connection.close()
 
@@ -333,7 +333,7 @@ def old_stream(kube: Kube, path: str) -> Iterator[list[Manifest]]:
         pytest.param(f"{OLD_ROOT}/gpupods?watch=true", "GpuPod", id="v0.2"),
     ],
 )
-def test_old_clients_hear_what_they_are_used_to(served: Served, kube: Kube, path: str, shape: str) -> None:
+def test_old_clients_get_events_in_their_old_form(served: Served, kube: Kube, path: str, shape: str) -> None:
     with watch(kube, POD_RESOURCE) as pods:
         on_card(kube, "before")
         until_shown(pods, "before", seconds=5)
@@ -341,32 +341,32 @@ def test_old_clients_hear_what_they_are_used_to(served: Served, kube: Kube, path
         wait_until(lambda: lines, 5, "the list is replayed")
         assert (lines[0]["Type"], lines[0][shape]["spec"]["pod_name"]) == ("SYNCED", "before")
         kube.delete("Pod", "before", grace=0)
-        wait_until(lambda: any(line["Type"] == "DELETED" for line in lines), 5, "the end is told")
+        wait_until(lambda: any(line["Type"] == "DELETED" for line in lines), 5, "the deletion is sent")
         assert lines[-1][shape]["spec"]["pod_namespace"] == "default"
 
 
-def test_a_watch_goes_on_over_restarts_of_both_sides(served: Served, kube: Kube) -> None:
+def test_a_watch_continues_over_restarts_of_both_sides(served: Served, kube: Kube) -> None:
     plane, replica = served.plane, served.replica
     with watch(kube, POD_RESOURCE) as pods:
         on_card(kube, "first")
         until_shown(pods, "first", seconds=5)
         replica.child.kill()
         replica.child.restart()
-        wait_until(replica.is_ready, 30, "we are back", [replica.child])
-        wait_until(replica.leads, 30, "and lead", [replica.child])
-        wait_until(served.is_available, 60, "and are reached", [replica.child])
+        wait_until(replica.is_ready, 30, "the replica is ready", [replica.child])
+        wait_until(replica.is_leader, 30, "the replica is the leader", [replica.child])
+        wait_until(served.is_available, 60, "the APIServices are available", [replica.child])
         on_card(kube, "second")
         until_shown(pods, "second", seconds=10)
         kube.delete("Pod", "first", grace=0)
-        pods.wait_for(lambda found: set(found) == {("default", "second")}, 5, "the first is gone")
+        pods.wait_for(lambda objects: set(objects) == {("default", "second")}, 5, "the first pod is gone")
         plane.restart_api_server()
-        wait_until(served.is_available, 60, "the API server reaches us again", [replica.child])
+        wait_until(served.is_available, 60, "the APIServices are available again", [replica.child])
         on_card(kube, "third")
         until_shown(pods, "third", seconds=10)
         on_card(kube, "fourth")
         assert until_shown(pods, "fourth") < SECOND
         kube.delete("Pod", "second", grace=0)
-        pods.wait_for(lambda found: ("default", "second") not in found, SECOND, "the second is gone")
+        pods.wait_for(lambda objects: ("default", "second") not in objects, SECOND, "the second pod is gone")
 
 
 # ---- certificates ---------------------------------------------------------------------------------------------------
@@ -376,55 +376,59 @@ def bundle(kube: Kube, service: str) -> bytes:
     return base64.b64decode(kube.get("APIService", service)["spec"].get("caBundle", ""))
 
 
-def test_a_certificate_is_made_anew_and_nobody_notices(served: Served, kube: Kube) -> None:
+def test_a_certificate_is_renewed_without_a_failed_request(served: Served, kube: Kube) -> None:
     before = served.certificate()
     failures: list[str] = []
-    over = threading.Event()
+    done = threading.Event()
 
-    def ask() -> None:
-        with Kube(kube.server, kube.ca, kube.token) as asking:
-            while not over.wait(0.05):
-                status, answer = asking.raw("GET", f"{ROOT}/gpuinfos")
+    def poll() -> None:
+        with Kube(kube.server, kube.ca, kube.token) as client:
+            while not done.wait(0.05):
+                status, body = client.raw("GET", f"{ROOT}/gpuinfos")
                 if status != 200:
-                    failures.append(answer.decode())
+                    failures.append(body.decode())
 
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=poll, daemon=True)
     thread.start()
     try:
         kube.patch("Secret", SECRET, {"data": None}, HOME)
         wait_until(lambda: served.certificate() != before, 30, "another certificate is served")
         time.sleep(1)
     finally:
-        over.set()
+        done.set()
         thread.join(10)
     assert failures == []
     for service in API_SERVICES:
         assert bundle(kube, service).startswith(served.certificate().strip())
         assert before.strip() in bundle(kube, service)
     kube.patch("APIService", API_SERVICES[0], {"spec": {"caBundle": None, "insecureSkipTLSVerify": True}})
-    wait_until(lambda: bundle(kube, API_SERVICES[0]), 30, "the caBundle is set right again")
+    wait_until(lambda: bundle(kube, API_SERVICES[0]), 30, "the caBundle is restored")
 
 
 def test_a_second_replica_serves_the_same_certificate_and_answers_reads(served: Served, kube: Kube) -> None:
     port = free_port()
-    with Replica(served.plane, "gputile-1", leads=False, metrics_api__listen=f"127.0.0.1:{port}") as other:
+    with Replica(served.plane, "gputile-1", wait_for_lease=False, metrics_api__listen=f"127.0.0.1:{port}") as other:
         second = Served(served.plane, other, port)
-        wait_until(lambda: other.logged("the metrics API is listening"), 30, "it listens", [other.child])
+        wait_until(
+            lambda: other.logged("the metrics API is listening"), 30, "the metrics API is listening", [other.child]
+        )
         assert second.certificate() == served.certificate()
-        said = {"X-Remote-User": "admin", "X-Remote-Group": "system:masters"}
-        status, answer = second.direct(served.plane.front_proxy, **said)
-        assert (status, len(answer["items"])) == (200, 2)
-        other_place = served.direct(served.plane.front_proxy, **said)[1]["metadata"]["resourceVersion"]
-        path = f"{ROOT}/gpuinfos?watch=true&resourceVersion={other_place}"
-        status, answer = second.direct(served.plane.front_proxy, path, **said)
-        assert (status, answer["reason"]) == (410, "Expired")
+        headers = {"X-Remote-User": "admin", "X-Remote-Group": "system:masters"}
+        status, body = second.direct(served.plane.front_proxy, **headers)
+        assert (status, len(body["items"])) == (200, 2)
+        version = served.direct(served.plane.front_proxy, **headers)[1]["metadata"]["resourceVersion"]
+        path = f"{ROOT}/gpuinfos?watch=true&resourceVersion={version}"
+        status, body = second.direct(served.plane.front_proxy, path, **headers)
+        assert (status, body["reason"]) == (410, "Expired")
 
 
 def test_kubectl_explains_the_fields(served: Served, kube: Kube) -> None:
-    """Last, for the API server fetches what we say of them when it likes to, and first asked before we listened."""
+    """The last test: the API server fetches the OpenAPI at its own intervals, and first before the replica listened."""
     for name in API_SERVICES:
-        kube.patch("APIService", name, {"metadata": {"annotations": {"e2e": "look again"}}})
-    wait_until(lambda: f"apis/{ROOT[6:]}" in kube.request("GET", "/openapi/v3")["paths"], 90, "our OpenAPI is known")
+        kube.patch("APIService", name, {"metadata": {"annotations": {"e2e": "refresh"}}})
+    wait_until(
+        lambda: f"apis/{ROOT[6:]}" in kube.request("GET", "/openapi/v3")["paths"], 90, "the API server has the OpenAPI"
+    )
     assert "device_busy" in served.plane.kubectl("explain", "gpuinfos.spec")
     assert "MiB allocated to the container" in served.plane.kubectl(
         "explain", "podresources", "--recursive=false"

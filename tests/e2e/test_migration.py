@@ -1,4 +1,4 @@
-"""Starting on a cluster that others filled, and living with pods that others bind."""
+"""Starting on a cluster with pods of other systems, and adopting pods that other schedulers bind."""
 
 import json
 from typing import Any
@@ -21,11 +21,11 @@ VGPU = {"type": "Tesla T4", "core": 100, "memory": 16000, "number": 10, "healthy
 VGPU_CARDS = [{"id": 0, "uuid": "GPU-v0", **VGPU}, {"id": 1, "uuid": "GPU-v1", **VGPU}]
 VGPU_CONFIG = {"deviceSplit": 10, "coresScaling": 1, "memoryFactor": 1, "memoryScaling": 1}
 
-# A node with two cards as the family's own agent leaves it, a pod on card 0 as its own scheduler and agent leave it,
-# and one more pod that fits beside it only if nobody believed that record: it has to go to card 1.
+# A node with two cards as the family's own agent writes it, a pod on card 0 as its own scheduler and agent write it,
+# and one more pod that fits on card 0 only if that record is ignored: it has to be allocated card 1.
 FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
     "gpushare": (
-        plain_node("theirs", {"aliyun.com/gpu-mem": 30, "aliyun.com/gpu-count": 2}),
+        plain_node("foreign", {"aliyun.com/gpu-mem": 30, "aliyun.com/gpu-count": 2}),
         pod(
             "old",
             {"aliyun.com/gpu-mem": 10},
@@ -40,7 +40,7 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
         pod("new", {"aliyun.com/gpu-mem": 6}),
     ),
     "nano": (
-        plain_node("theirs", {"elasticgpu.io/gpu-core": 200, "elasticgpu.io/gpu-memory": 32000}),
+        plain_node("foreign", {"elasticgpu.io/gpu-core": 200, "elasticgpu.io/gpu-memory": 32000}),
         pod(
             "old",
             {"elasticgpu.io/gpu-core": 60, "elasticgpu.io/gpu-memory": 1000},
@@ -50,13 +50,13 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
         pod("new", {"elasticgpu.io/gpu-core": 50, "elasticgpu.io/gpu-memory": 1000}),
     ),
     "vcuda": (
-        plain_node("theirs", {"tencent.com/vcuda-core": 200, "tencent.com/vcuda-memory": 124}),
+        plain_node("foreign", {"tencent.com/vcuda-core": 200, "tencent.com/vcuda-memory": 124}),
         pod(
             "old",
             {"tencent.com/vcuda-core": 60, "tencent.com/vcuda-memory": 10},
             annotations={
                 "tencent.com/predicate-gpu-idx-0": "0",
-                "tencent.com/predicate-node": "theirs",
+                "tencent.com/predicate-node": "foreign",
                 "tencent.com/predicate-time": "1763200000000000000",
                 "tencent.com/gpu-assigned": "true",
             },
@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
     ),
     "vgpu": (
         plain_node(
-            "theirs",
+            "foreign",
             {"nvidia.com/vgpu-number": 20},
             annotations={
                 "nvidia.com/node-device-register": json.dumps(VGPU_CARDS),
@@ -76,7 +76,7 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
             "old",
             {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 9000, "nvidia.com/vgpu-cores": 60},
             annotations={
-                "nvidia.com/predicate-node": "theirs",
+                "nvidia.com/predicate-node": "foreign",
                 "nvidia.com/pre-allocated": "main[0_GPU-v0_60_9000]",
                 "nvidia.com/real-allocated": "main[0_GPU-v0_60_9000]",
             },
@@ -86,7 +86,7 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
     ),
     "hami": (
         plain_node(
-            "theirs",
+            "foreign",
             {"nvidia.com/gpu": 20},
             annotations={"hami.io/node-nvidia-register": json.dumps(HAMI_CARDS)},
         ),
@@ -94,7 +94,7 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
             "old",
             {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 9000, "nvidia.com/gpucores": 60},
             annotations={
-                "hami.io/vgpu-node": "theirs",
+                "hami.io/vgpu-node": "foreign",
                 "hami.io/vgpu-devices-allocated": "GPU-h0,NVIDIA,9000,60:;",
                 "hami.io/bind-phase": "success",
             },
@@ -105,47 +105,49 @@ FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pods_of_another_system_are_booked_when_we_start(plane: ControlPlane, kube: Kube, family: str) -> None:
+def test_pods_of_another_system_are_in_the_ledger_after_the_start(plane: ControlPlane, kube: Kube, family: str) -> None:
     node, old, new = FAMILIES[family]
     space = plane.namespace(f"was-{family}")
     join(kube, [node])
-    theirs(plane, kube, space, old)
+    create_before_gputile(plane, kube, space, old)
     rights(plane)
     with (
         FakeKubelets(kube) as kubelets,
         Replica(plane) as gputile,
         plane.start_scheduler(config=gputile.config()),
     ):
-        kubelets.pods.wait_for(lambda them: them[space, "old"]["status"]["phase"] == "Running", 10, "old runs")
+        kubelets.pods.wait_for(lambda them: them[space, "old"]["status"]["phase"] == "Running", 10, "the old pod runs")
         kube.create(new, space)
         kubelets.pods.wait_for(lambda them: node_of(them[space, "new"]), 15, "the new pod is bound")
         assert [tile["index"] for tile in tiles(kube.get("Pod", "new", space))] == [1]
-        assert gputile.count("gputile_adopted_pods_total") == 0, "its own record was believed"
-        wait_until(lambda: gputile.count("gputile_ledger_pods", state="confirmed") == 2, 5, "both in the book")
+        assert gputile.count("gputile_adopted_pods_total") == 0, "the other system's record was read"
+        wait_until(
+            lambda: gputile.count("gputile_ledger_pods", state="confirmed") == 2, 5, "both pods are in the ledger"
+        )
 
 
-def theirs(plane: ControlPlane, kube: Kube, space: str, old: Manifest) -> None:
-    """A pod bound and annotated before we came: made before our policies are there."""
+def create_before_gputile(plane: ControlPlane, kube: Kube, space: str, old: Manifest) -> None:
+    """Create a pod that is bound and annotated, as before the admission policies were installed."""
     if kube.find("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", "gputile-records"):
         kube.delete("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", "gputile-records")
-    made = {**old, "spec": {**old["spec"], "nodeName": "theirs"}}
-    wait_until(lambda: created(kube, made, space), 10, "the pod of the other system made")
+    manifest = {**old, "spec": {**old["spec"], "nodeName": "foreign"}}
+    wait_until(lambda: created(kube, manifest, space), 10, "the pod of the other system is created")
 
 
 def created(kube: Kube, manifest: Manifest, space: str) -> bool:
-    """Policies that were just removed are in force for a moment."""
+    """False while policies that were just removed are still in force."""
     from tests.e2e.api import ApiError
 
     try:
         kube.create(manifest, space)
-    except ApiError as no:
-        if no.status == 403:
+    except ApiError as error:
+        if error.status == 403:
             return False
         raise
     return True
 
 
-# --- bound around us
+# --- bound by another scheduler
 
 
 @pytest.fixture
@@ -155,46 +157,46 @@ def gputile(plane: ControlPlane) -> Any:
         yield replica
 
 
-def test_a_pod_that_another_scheduler_bound_is_booked_and_granted(
+def test_a_pod_bound_by_another_scheduler_is_adopted_and_granted(
     plane: ControlPlane, kube: Kube, gputile: Replica
 ) -> None:
-    space = plane.namespace("around")
+    space = plane.namespace("adopted")
     join(kube, [gpu_node("n1", cards=1, memory=16000, model="Tesla T4")])
     with watch(kube, "Pod", space) as pods:
-        kube.create(tile("around", 9000, nodeName="n1"), space)
-        took = pods.wait_for(lambda them: tiles(them[space, "around"]), 10, "it has a grant")
+        kube.create(tile("adopted", 9000, nodeName="n1"), space)
+        took = pods.wait_for(lambda them: tiles(them[space, "adopted"]), 10, "the pod has a grant")
         assert took < 2.0
         kube.create(tile("late", 9000), space)
-        wait_until(lambda: events_of(kube, space, "late", "FailedScheduling"), 20, "the next one is refused")
+        wait_until(lambda: events_of(kube, space, "late", "FailedScheduling"), 20, "the next pod is rejected")
         assert node_of(pods.get(space, "late")) is None
 
 
 def test_a_copied_grant_is_ignored_and_reported(plane: ControlPlane, kube: Kube, gputile: Replica) -> None:
-    """Somebody copies a running pod with all its annotations, past the scheduler and our policies."""
+    """A user copies a running pod with all its annotations and its node, on a cluster without the policies."""
     space = plane.namespace("copied")
     join(kube, [gpu_node("n1", cards=2, memory=16000, model="Tesla T4")])
     with watch(kube, "Pod", space) as pods:
         kube.create(tile("first", 9000), space)
-        pods.wait_for(lambda them: tiles(them[space, "first"]), 20, "the first is bound")
+        pods.wait_for(lambda them: tiles(them[space, "first"]), 20, "the first pod is bound")
         first = pods.get(space, "first")
         assert first is not None
         copy = tile("copy", 9000, nodeName="n1", annotations=first["metadata"]["annotations"])
-        theirs_now(kube, space, copy)
+        create_without_policies(kube, space, copy)
         pods.wait_for(
             lambda them: grant(them[space, "copy"])["pod"] == them[space, "copy"]["metadata"]["uid"],  # type: ignore[index]
             10,
-            "it gets a grant of its own",
+            "the copy has its own grant",
         )
         copied = pods.get(space, "copy")
         assert copied is not None
         assert tiles(copied)[0]["uuid"] != tiles(first)[0]["uuid"]
-        told = wait_until(lambda: events_of(kube, space, "copy", "GrantInvalid"), 10, "it is reported")
-        assert "belongs to pod" in told[0]["message"]
+        events = wait_until(lambda: events_of(kube, space, "copy", "GrantInvalid"), 10, "an event on the copy")
+        assert "belongs to pod" in events[0]["message"]
 
 
-def theirs_now(kube: Kube, space: str, manifest: Manifest) -> None:
+def create_without_policies(kube: Kube, space: str, manifest: Manifest) -> None:
     kube.delete("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", "gputile-records")
-    wait_until(lambda: created(kube, manifest, space), 10, "the copy made")
+    wait_until(lambda: created(kube, manifest, space), 10, "the copy is created")
 
 
 # --- beside an agent that guesses
@@ -203,21 +205,21 @@ def theirs_now(kube: Kube, space: str, manifest: Manifest) -> None:
 def test_on_a_node_of_hamis_agent_pods_are_bound_one_at_a_time(
     plane: ControlPlane, kube: Kube, gputile: Replica
 ) -> None:
-    """Its agent takes the first pod in phase `allocating` for the one that asks: there must never be two."""
+    """HAMi's agent assigns devices to the first pod in phase `allocating`: there must never be two."""
     node, *_ = FAMILIES["hami"]
     space = plane.namespace("one-at-a-time")
     join(kube, [node])
-    wishes = [pod(f"p{n}", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}) for n in range(4)]
+    manifests = [pod(f"p{n}", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}) for n in range(4)]
     with FakeKubelets(kube, start_after=1.0) as kubelets, watch(kube, "Pod", space) as pods:
-        kube.create_many(wishes, space)
+        kube.create_many(manifests, space)
         kubelets.pods.wait_for(lambda them: sum(map(runs, them.values())) == 4, 40, "all four run")
         events = pods.events
     starting: set[str] = set()
     for event in events:
         name = event.object["metadata"]["name"]
         (starting.add if node_of(event.object) and not runs(event.object) else starting.discard)(name)
-        assert len(starting) <= 1, f"{starting} were all on their way at once"
+        assert len(starting) <= 1, f"{starting} were starting at once"
 
 
-def runs(found: Manifest) -> bool:
-    return bool(found["status"].get("phase") == "Running")
+def runs(pod_object: Manifest) -> bool:
+    return bool(pod_object["status"].get("phase") == "Running")

@@ -1,4 +1,4 @@
-"""Room for those who are more important: on cards, with budgets kept, and everybody told."""
+"""Preemption by GPU: for pods of higher priority, with PodDisruptionBudgets kept, and with events on every pod."""
 
 import time
 from collections.abc import Iterator
@@ -43,22 +43,22 @@ def gputile(plane: ControlPlane, classes: None) -> Iterator[Replica]:
         yield replica
 
 
-def ranked(name: str, memory: int, rank: str, **more: Any) -> Manifest:
-    return tile(name, memory, priorityClassName=rank, **more)
+def ranked(name: str, memory: int, priority: str, **more: Any) -> Manifest:
+    return tile(name, memory, priorityClassName=priority, **more)
 
 
-def fill(kube: Kube, space: str, pods: Watch, *wanted: Manifest) -> dict[str, str]:
-    """Bind them one after the other; the card of each."""
-    for number, one in enumerate(wanted, start=1):
-        kube.create(one, space)
-        pods.wait_for(all_bound(number), 20, f"{number} bound")
-    return {one["metadata"]["name"]: card_of(pods, space, one["metadata"]["name"]) for one in wanted}
+def fill(kube: Kube, space: str, pods: Watch, *manifests: Manifest) -> dict[str, str]:
+    """Create the pods one after the other, each when the last is bound; return the card of each."""
+    for number, manifest in enumerate(manifests, start=1):
+        kube.create(manifest, space)
+        pods.wait_for(all_bound(number), 20, f"{number} pods are bound")
+    return {it["metadata"]["name"]: card_of(pods, space, it["metadata"]["name"]) for it in manifests}
 
 
 def card_of(pods: Watch, space: str, name: str) -> str:
-    found = pods.get(space, name)
-    assert found is not None
-    [held] = tiles(found)
+    pod = pods.get(space, name)
+    assert pod is not None
+    [held] = tiles(pod)
     return str(held["uuid"])
 
 
@@ -66,8 +66,8 @@ def is_bound(space: str, name: str) -> Any:
     return lambda pods: node_of(pods.get((space, name)))
 
 
-def asked_to_go(pods: Watch) -> set[str]:
-    """Everybody whose deletion was ever asked for, or who is gone."""
+def evicted(pods: Watch) -> set[str]:
+    """The names of all pods that were ever terminating or deleted."""
     return {
         event.object["metadata"]["name"]
         for event in pods.events
@@ -75,24 +75,24 @@ def asked_to_go(pods: Watch) -> set[str]:
     }
 
 
-def stays_so(kube: Kube, space: str, waiting: list[str], seconds: float = 4.0) -> None:
-    """They have been refused and told so, and a while has passed in which something could have been done."""
-    for name in waiting:
-        wait_until(partial(events_of, kube, space, name, "NoFittingGPU"), 20, f"{name} was told why")
+def wait_for_rejections(kube: Kube, space: str, pending: list[str], seconds: float = 4.0) -> None:
+    """Wait until each pod has its event, and then for some seconds in which a preemption could happen."""
+    for name in pending:
+        wait_until(partial(events_of, kube, space, name, "NoFittingGPU"), 20, f"an event on {name}")
     time.sleep(seconds)
 
 
-# ---- (a) kube-scheduler asks ----------------------------------------------------------------------------------------
+# ---- (a) kube-scheduler calls preempt -------------------------------------------------------------------------------
 
 
-def test_asked_the_fewest_on_one_card_go_although_kube_scheduler_offered_another(
+def test_preempt_replaces_kube_schedulers_victim_by_the_fewest_victims_on_one_card(
     plane: ControlPlane, kube: Kube, classes: None
 ) -> None:
-    """Two slots per card, all taken. kube-scheduler misses one slot and offers `tiny`, which shares its card with
-    `rock`, whom nobody may evict."""
+    """Two slots per card, all allocated. kube-scheduler lacks one slot and proposes `tiny`, which shares its card with
+    `rock`, which has too high a priority to be evicted."""
     rights(plane)
     join(kube, [gpu_node("n1", cards=2, memory=CARD, model=T4, slots=2)])
-    space = plane.namespace("asked")
+    space = plane.namespace("victims")
     first, second = {"gputile.io/uuid": "GPU-n1-0"}, {"gputile.io/uuid": "GPU-n1-1"}
     with (
         Replica(plane) as gputile,
@@ -110,10 +110,10 @@ def test_asked_the_fewest_on_one_card_go_although_kube_scheduler_offered_another
             ranked("b2", CARD // 2, "middle", annotations=second),
         )
         kube.create(ranked("whole", CARD, "high"), space)
-        pods.wait_for(lambda _: len(asked_to_go(pods)) == 2, 20, "two are asked to go")
+        pods.wait_for(lambda _: len(evicted(pods)) == 2, 20, "two pods are evicted")
         kube.create(ranked("late", CARD // 2, "low"), space)
-        pods.wait_for(is_bound(space, "whole"), 40, "bound where room was made")
-        assert asked_to_go(pods) == {"b1", "b2"}
+        pods.wait_for(is_bound(space, "whole"), 40, "the preemptor is bound")
+        assert evicted(pods) == {"b1", "b2"}
         assert card_of(pods, space, "whole") == "GPU-n1-1"
         assert gputile.count("gputile_evictions_total") == 0, "kube-scheduler evicted them"
         assert gputile.count("gputile_verbs_total", verb="preempt", result="accepted") >= 1
@@ -121,29 +121,29 @@ def test_asked_the_fewest_on_one_card_go_although_kube_scheduler_offered_another
         audit(kube)
 
 
-# ---- (b) nobody asks ------------------------------------------------------------------------------------------------
+# ---- (b) gputile preempts by itself ---------------------------------------------------------------------------------
 
 
-def test_where_the_sums_suffice_and_no_card_does_room_is_made_and_kept(
+def test_where_the_sums_fit_and_no_card_does_gputile_preempts_and_keeps_the_capacity(
     plane: ControlPlane, kube: Kube, gputile: Replica
 ) -> None:
-    space = plane.namespace("unasked")
+    space = plane.namespace("own")
     with watch(kube, "Pod", space) as pods, FakeKubelets(kube, stop_after=3.0):
         cards = fill(kube, space, pods, ranked("old", 10000, "middle"), ranked("new", 10000, "low"))
         kube.create(ranked("wanted", 10000, "high"), space)
-        pods.wait_for(lambda _: asked_to_go(pods), 20, "somebody is asked to go")
-        kube.create(ranked("late", 10000, "low"), space)  # would fit as soon as the victim is gone
-        pods.wait_for(is_bound(space, "wanted"), 40, "bound where room was made")
-        assert asked_to_go(pods) == {"new"}, "the least important, and nobody else"
+        pods.wait_for(lambda _: evicted(pods), 20, "a pod is evicted")
+        kube.create(ranked("late", 10000, "low"), space)  # fits as soon as the victim is gone
+        pods.wait_for(is_bound(space, "wanted"), 40, "the preemptor is bound")
+        assert evicted(pods) == {"new"}, "only the pod of the lowest priority"
         assert card_of(pods, space, "wanted") == cards["new"]
-        [told] = events_of(kube, space, "new", "Preempted")
-        assert f"{space}/wanted" in told["message"]
-        [why] = events_of(kube, space, "wanted", "Preempting")
-        assert f"{space}/new" in why["message"]
+        [preempted] = events_of(kube, space, "new", "Preempted")
+        assert f"{space}/wanted" in preempted["message"]
+        [preempting] = events_of(kube, space, "wanted", "Preempting")
+        assert f"{space}/new" in preempting["message"]
         seen = [event.object for event in pods.events if event.object["metadata"]["name"] == "wanted"]
-        announced = [one for one in seen if "gputile.io/nomination" in one["metadata"].get("annotations", {})]
-        assert announced[0]["status"]["nominatedNodeName"] == "n1", "in the same write"
-        stays_so(kube, space, ["late"], 0.5)
+        nominated = [it for it in seen if "gputile.io/nomination" in it["metadata"].get("annotations", {})]
+        assert nominated[0]["status"]["nominatedNodeName"] == "n1", "in the same write"
+        wait_for_rejections(kube, space, ["late"], 0.5)
         late = pods.get(space, "late")
         assert node_of(late) is None
         assert gputile.count("gputile_evictions_total") == 1
@@ -151,7 +151,7 @@ def test_where_the_sums_suffice_and_no_card_does_room_is_made_and_kept(
         audit(kube)
 
 
-def test_a_promise_outlives_the_process_that_made_it(plane: ControlPlane, kube: Kube, classes: None) -> None:
+def test_a_nomination_outlives_the_process_that_wrote_it(plane: ControlPlane, kube: Kube, classes: None) -> None:
     rights(plane)
     join(kube, [gpu_node("n1", cards=2, memory=CARD, model=T4)])
     space = plane.namespace("outlives")
@@ -160,22 +160,22 @@ def test_a_promise_outlives_the_process_that_made_it(plane: ControlPlane, kube: 
             fill(kube, space, pods, ranked("old", 10000, "middle"), ranked("new", 10000, "low"))
             kubelets.hold("new", space)
             kube.create(ranked("wanted", 10000, "high"), space)
-            pods.wait_for(lambda _: asked_to_go(pods), 20, "somebody is asked to go")
+            pods.wait_for(lambda _: evicted(pods), 20, "a pod is evicted")
             first.child.kill()
         with Replica(plane, "gputile-1") as second, plane.start_scheduler(config=second.config()):
             kube.create(ranked("late", 10000, "low"), space)
-            wait_until(lambda: second.count("gputile_nominations") == 1, 20, "the promise was found on the pod")
+            wait_until(lambda: second.count("gputile_nominations") == 1, 20, "the nomination was read from the pod")
             kubelets.release("new", space)
-            pods.wait_for(is_bound(space, "wanted"), 40, "bound where room was made")
-            stays_so(kube, space, ["late"], 0.5)
+            pods.wait_for(is_bound(space, "wanted"), 40, "the preemptor is bound")
+            wait_for_rejections(kube, space, ["late"], 0.5)
             assert node_of(pods.get(space, "late")) is None
-            assert asked_to_go(pods) == {"new"}
+            assert evicted(pods) == {"new"}
 
 
 # ---- (c) budgets ----------------------------------------------------------------------------------------------------
 
 
-def test_a_budget_that_forbids_it_is_respected_and_named(plane: ControlPlane, kube: Kube, gputile: Replica) -> None:
+def test_a_budget_that_forbids_an_eviction_is_kept_and_named(plane: ControlPlane, kube: Kube, gputile: Replica) -> None:
     space = plane.namespace("budget")
     controllers = plane.start_controllers("disruption-controller")
     guarded = {"labels": {"app": "guarded"}}
@@ -189,15 +189,17 @@ def test_a_budget_that_forbids_it_is_respected_and_named(plane: ControlPlane, ku
         with watch(kube, "Pod", space) as pods, FakeKubelets(kube):
             fill(kube, space, pods, ranked("old", 10000, "low", **guarded), ranked("new", 10000, "low", **guarded))
             kube.create(budget, space)
-            wait_until(lambda: healthy(kube, space) == 2, 30, "the budget knows its pods")
+            wait_until(lambda: healthy(kube, space) == 2, 30, "the budget counts its pods")
             kube.create(ranked("wanted", 10000, "high"), space)
-            [why] = wait_until(lambda: events_of(kube, space, "wanted", "PreemptionBlocked"), 20, "it is told why not")
-            assert f"PodDisruptionBudget {space}/all-of-them" in why["message"]
-            stays_so(kube, space, ["wanted"], 1.0)
-            assert asked_to_go(pods) == set()
+            [blocked] = wait_until(
+                lambda: events_of(kube, space, "wanted", "PreemptionBlocked"), 20, "an event with the reason"
+            )
+            assert f"PodDisruptionBudget {space}/all-of-them" in blocked["message"]
+            wait_for_rejections(kube, space, ["wanted"], 1.0)
+            assert evicted(pods) == set()
             kube.delete("PodDisruptionBudget", "all-of-them", space)
-            pods.wait_for(is_bound(space, "wanted"), 60, "bound once nothing forbids it")
-            assert len(asked_to_go(pods)) == 1
+            pods.wait_for(is_bound(space, "wanted"), 60, "the preemptor is bound without the budget")
+            assert len(evicted(pods)) == 1
     finally:
         controllers.stop()
 
@@ -206,10 +208,10 @@ def healthy(kube: Kube, space: str) -> int:
     return int(kube.get("PodDisruptionBudget", "all-of-them", space).get("status", {}).get("currentHealthy", 0))
 
 
-# ---- (d) nobody is evicted ------------------------------------------------------------------------------------------
+# ---- (d) no pod is evicted ------------------------------------------------------------------------------------------
 
 
-def test_nobody_goes_for_those_who_may_not_preempt_or_whom_it_would_not_help(
+def test_no_pod_is_evicted_for_a_pod_that_may_not_preempt_or_would_still_not_fit(
     plane: ControlPlane, kube: Kube, gputile: Replica
 ) -> None:
     space = plane.namespace("spared")
@@ -217,14 +219,14 @@ def test_nobody_goes_for_those_who_may_not_preempt_or_whom_it_would_not_help(
         fill(kube, space, pods, ranked("old", 10000, "middle"), ranked("new", 10000, "middle"))
         kube.create(ranked("polite", 10000, "polite"), space)
         kube.create(ranked("equal", 10000, "middle"), space)
-        kube.create(ranked("wrong", 10000, "high", annotations={"gputile.io/model": "A100"}), space)
+        kube.create(ranked("other-model", 10000, "high", annotations={"gputile.io/model": "A100"}), space)
         kube.create(ranked("too-large", CARD + 1, "high"), space)
-        stays_so(kube, space, ["polite", "equal", "wrong", "too-large"])
-        assert asked_to_go(pods) == set()
+        wait_for_rejections(kube, space, ["polite", "equal", "other-model", "too-large"])
+        assert evicted(pods) == set()
         assert gputile.count("gputile_evictions_total") == 0
 
 
-def test_a_setting_turns_our_own_preemption_off(plane: ControlPlane, kube: Kube, classes: None) -> None:
+def test_a_setting_disables_gputiles_own_preemption(plane: ControlPlane, kube: Kube, classes: None) -> None:
     rights(plane)
     join(kube, [gpu_node("n1", cards=2, memory=CARD, model=T4)])
     space = plane.namespace("off")
@@ -236,5 +238,5 @@ def test_a_setting_turns_our_own_preemption_off(plane: ControlPlane, kube: Kube,
     ):
         fill(kube, space, pods, ranked("old", 10000, "low"), ranked("new", 10000, "low"))
         kube.create(ranked("wanted", 10000, "high"), space)
-        stays_so(kube, space, ["wanted"])
-        assert asked_to_go(pods) == set()
+        wait_for_rejections(kube, space, ["wanted"])
+        assert evicted(pods) == set()

@@ -1,4 +1,4 @@
-"""`steer_cpu_pods`: pods without GPUs keep off the CPU that cards need, and never wait for us."""
+"""`steer_cpu_pods`: pods without GPUs leave the CPU that GPUs need, and are bound without gputile too."""
 
 from collections import Counter
 
@@ -15,10 +15,10 @@ PLAIN = 12
 
 
 def nodes_of(pods: Watch) -> Counter[str | None]:
-    return Counter(node_of(found) for found in pods.objects.values())
+    return Counter(node_of(pod) for pod in pods.objects.values())
 
 
-def test_pods_without_gpus_go_where_no_card_starves(plane: ControlPlane, kube: Kube) -> None:
+def test_pods_without_gpus_are_bound_where_they_strand_no_card(plane: ControlPlane, kube: Kube) -> None:
     rights(plane)
     space = plane.namespace("steered")
     join(kube, [*(gpu_node(f"gpu-{n}", 4, 16000, cpu="16") for n in range(3)), plain_node("plain", cpu="64")])
@@ -28,18 +28,18 @@ def test_pods_without_gpus_go_where_no_card_starves(plane: ControlPlane, kube: K
         watch(kube, "Pod", space) as pods,
     ):
         kube.create_many([pod(f"cpu-{n:02}", CPU) for n in range(PLAIN)], space)
-        pods.wait_for(all_bound(PLAIN), 30, "all bound")
+        pods.wait_for(all_bound(PLAIN), 30, "all pods are bound")
         assert nodes_of(pods) == {"plain": PLAIN}
         assert gputile.count("gputile_verbs_total", verb="steer", result="accepted") >= PLAIN
         gpus = [tile(f"gpu-{n:02}", 16000) for n in range(12)]
-        for one in gpus:
-            one["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "4"
+        for manifest in gpus:
+            manifest["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "4"
         kube.create_many(gpus, space)
-        pods.wait_for(all_bound(PLAIN + 12), 30, "every card has its pod: no CPU was taken from it")
+        pods.wait_for(all_bound(PLAIN + 12), 30, "every GPU has its pod: its CPU was free")
         audit(kube)
 
 
-def test_without_us_they_go_where_kube_scheduler_wants_and_gpu_pods_wait(plane: ControlPlane, kube: Kube) -> None:
+def test_without_gputile_pods_without_gpus_are_bound_and_gpu_pods_are_pending(plane: ControlPlane, kube: Kube) -> None:
     rights(plane)
     space = plane.namespace("alone")
     join(kube, [gpu_node("gpu-0", 4, 16000, cpu="64")])
@@ -48,5 +48,5 @@ def test_without_us_they_go_where_kube_scheduler_wants_and_gpu_pods_wait(plane: 
         gputile.child.kill()
         kube.create(tile("gpu", 16000), space)
         kube.create_many([pod(f"cpu-{n:02}", CPU) for n in range(5)], space)
-        pods.wait_for(all_bound(5), 30, "the five without GPUs bound")
+        pods.wait_for(all_bound(5), 30, "the five pods without GPUs are bound")
         assert node_of(pods.get(space, "gpu")) is None

@@ -1,7 +1,7 @@
-"""A cluster full of pods that other systems scheduled, with odd requests and all, is taken over by gputile.
+"""gputile takes over a cluster with pods of other systems, unusual requests included.
 
-The audit, which reads everything by itself, and the ledger of the running scheduler must agree GPU by GPU, and no new
-pod may land on a GPU that is held.
+The audit, which shares no code with the scheduler, and the scheduler's ledger must agree GPU by GPU, and no new pod may
+be allocated a GPU that is held.
 """
 
 import json
@@ -30,14 +30,14 @@ Held = dict[int, tuple[int, int]]  # by index: MiB and percent of the cores
 
 
 class Taken(msgspec.Struct, kw_only=True):
-    """A node as its own system left it."""
+    """A node as its own system wrote it."""
 
     resources: dict[str, int]
     annotations: dict[str, str] = {}
     labels: dict[str, str] = {}
     pods: list[Manifest]
-    held: Held  # what they hold of its GPUs, worked out by hand
-    unplaced: int = 0  # GPUs that they hold on top of it, and nobody knows which
+    held: Held  # the allocated amounts of its GPUs, computed by hand
+    unplaced: int = 0  # further allocated GPUs, of unknown index
     gpus: int = 2
     whole: dict[str, int]  # a new pod that needs a GPU for itself
 
@@ -61,11 +61,11 @@ def hami_pod(
     name: str, record: str, limits: dict[str, Any], on: str, *, init: int = 0, apps: int = 1, odd: str = ""
 ) -> Manifest:
     """`init` containers without GPUs before `apps` containers with these limits."""
-    said = {"hami.io/vgpu-devices-allocated": record, "hami.io/vgpu-node": on, "hami.io/bind-phase": "success"}
-    made = pod(name, limits, annotations={**said, **ODD.get(odd, {})})
-    made["spec"]["containers"] = [container(f"c{n}", limits) for n in range(apps)]
-    made["spec"]["initContainers"] = [container(f"i{n}") for n in range(init)]
-    return made
+    record_keys = {"hami.io/vgpu-devices-allocated": record, "hami.io/vgpu-node": on, "hami.io/bind-phase": "success"}
+    manifest = pod(name, limits, annotations={**record_keys, **ODD.get(odd, {})})
+    manifest["spec"]["containers"] = [container(f"c{n}", limits) for n in range(apps)]
+    manifest["spec"]["initContainers"] = [container(f"i{n}") for n in range(init)]
+    return manifest
 
 
 ODD = {
@@ -104,7 +104,7 @@ HAMI = {
         annotations=hami_json("GPU-m0", mode="mig"),
         pods=[hami_pod("mig", "GPU-m0[2-1],NVIDIA,5120,14:;", {GPU: 1, MEM: 5000}, "hami-mig")],
         held={0: (5120, 14)},
-        gpus=0,  # a GPU in MIG mode takes nobody new
+        gpus=0,  # a GPU in MIG mode gets no new pod
         whole={GPU: 1, PERCENT: 100},
     ),
 }
@@ -168,7 +168,7 @@ OTHERS = {
         ],
         held={0: (8138, 0), 3: (4069, 0)},
         gpus=8,
-        whole={},  # a request in MiB is one for the setting, not for this test
+        whole={},  # a request in MiB needs a setting, which this test does not change
     ),
     "elastic": Taken(
         resources={"elasticgpu.io/gpu-core": 200, "elasticgpu.io/gpu-memory": 32000},
@@ -232,7 +232,7 @@ NODES = {**HAMI, **OTHERS, **BY_NUMBER}
 
 @pytest.fixture
 def space(plane: ControlPlane, kube: Kube) -> Iterator[str]:
-    """The whole cluster, its pods running, before anything of ours is there."""
+    """The namespace of a cluster with running pods of other systems, before gputile is installed."""
     space = plane.namespace("takeover")
     for name in ("gputile-records", "gputile-leader"):
         if kube.find(POLICIES, name):
@@ -241,30 +241,30 @@ def space(plane: ControlPlane, kube: Kube) -> Iterator[str]:
     with FakeKubelets(kube) as kubelets:
         olds = [placed(old, name) for name, taken in NODES.items() for old in taken.pods]
         for old in olds:
-            wait_until(partial(created, kube, old, space), 10, "a pod of another system made")
-        kubelets.pods.wait_for(lambda them: sum(map(runs, them.values())) == len(olds), 30, "all of them run")
+            wait_until(partial(created, kube, old, space), 10, "a pod of another system is created")
+        kubelets.pods.wait_for(lambda them: sum(map(runs, them.values())) == len(olds), 30, "all pods run")
         yield space
 
 
 def placed(old: Manifest, node: str) -> Manifest:
-    """Bound to its node before we came, under a name that is its own."""
+    """The pod bound to its node, with a unique name."""
     metadata = {**old["metadata"], "name": f"{node}-{old['metadata']['name']}"}
     return {**old, "metadata": metadata, "spec": {**old["spec"], "nodeName": node}}
 
 
 def created(kube: Kube, manifest: Manifest, space: str) -> bool:
-    """Policies that were just removed are in force for a moment."""
+    """False while policies that were just removed are still in force."""
     try:
         kube.create(manifest, space)
-    except ApiError as no:
-        if no.status == 403:
+    except ApiError as error:
+        if error.status == 403:
             return False
         raise
     return True
 
 
-def runs(found: Manifest) -> bool:
-    return bool(found["status"].get("phase") == "Running")
+def runs(pod_object: Manifest) -> bool:
+    return bool(pod_object["status"].get("phase") == "Running")
 
 
 def audit(plane: ControlPlane) -> dict[str, Any]:
@@ -272,8 +272,8 @@ def audit(plane: ControlPlane) -> dict[str, Any]:
     argv = (PROGRAM, "audit", "-o", "json", "--kubeconfig", plane.admin_kubeconfig)
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode in (0, 1), done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def audited(report: dict[str, Any], node: str) -> Held:
@@ -282,9 +282,9 @@ def audited(report: dict[str, Any], node: str) -> Held:
 
 
 def in_ledger(gputile: Replica, node: str) -> Held:
-    """What the scheduler's ledger says is taken, in elastic-gpu's status: the one report with memory and cores."""
-    said = json.loads(gputile.request("GET", "/scheduler/status")[1])["elasticgpu.io/gpu-core"]
-    gpus = json.loads(said)[node]
+    """The allocated amounts of the ledger, from elastic-gpu's status page, which has memory and cores."""
+    page = json.loads(gputile.request("GET", "/scheduler/status")[1])["elasticgpu.io/gpu-core"]
+    gpus = json.loads(page)[node]
     taken = {
         at: (gpu["MemoryTotal"] - gpu["MemoryAvailable"], gpu["CoreTotal"] - gpu["CoreAvailable"])
         for at, gpu in enumerate(gpus)
@@ -292,16 +292,16 @@ def in_ledger(gputile: Replica, node: str) -> Held:
     return {at: amounts for at, amounts in taken.items() if any(amounts)}
 
 
-# ---- what must hold -------------------------------------------------------------------------------------------------
+# ---- the tests ------------------------------------------------------------------------------------------------------
 
 
-def test_the_audit_counts_what_was_worked_out_by_hand(plane: ControlPlane, space: str) -> None:
+def test_the_audit_counts_the_amounts_that_were_computed_by_hand(plane: ControlPlane, space: str) -> None:
     report = audit(plane)
     assert {name: audited(report, name) for name in NODES} == {name: taken.held for name, taken in NODES.items()}
-    unplaced = {one["node"]: one["gpus"] for one in report["unplaced"]}
+    unplaced = {it["node"]: it["gpus"] for it in report["unplaced"]}
     assert unplaced == {name: taken.unplaced for name, taken in NODES.items() if taken.unplaced}
-    assert {found["code"] for found in report["findings"]} <= {"no-grant"}
-    assert not [found for found in report["findings"] if "delete" in found["todo"]]
+    assert {finding["code"] for finding in report["findings"]} <= {"no-grant"}
+    assert not [finding for finding in report["findings"] if "delete" in finding["todo"]]
 
 
 def test_the_ledger_agrees_with_the_audit_gpu_by_gpu(plane: ControlPlane, space: str) -> None:
@@ -313,27 +313,31 @@ def test_the_ledger_agrees_with_the_audit_gpu_by_gpu(plane: ControlPlane, space:
 
 
 @pytest.mark.parametrize("node", [name for name, taken in NODES.items() if taken.whole])
-def test_a_new_pod_never_lands_on_a_gpu_that_is_held(plane: ControlPlane, kube: Kube, space: str, node: str) -> None:
-    """As many pods as there are GPUs, each of which needs one for itself: those find the free ones, the rest wait."""
+def test_a_new_pod_is_never_allocated_a_gpu_that_is_held(
+    plane: ControlPlane, kube: Kube, space: str, node: str
+) -> None:
+    """One pod more than there are free GPUs, each requesting a whole GPU: all but one are bound."""
     taken = NODES[node]
     free = max(0, taken.gpus - len(taken.held) - taken.unplaced)
-    news = [pod(f"new-{n}", taken.whole, nodeSelector={"kubernetes.io/hostname": node}) for n in range(free + 1)]
+    manifests = [pod(f"new-{n}", taken.whole, nodeSelector={"kubernetes.io/hostname": node}) for n in range(free + 1)]
     rights(plane)
     with Replica(plane) as gputile, plane.start_scheduler(config=gputile.config()):
-        kube.create_many(news, space)
-        wait_until(lambda: len(bound(kube, space)) == free and rejected(kube, space), 60, "who fits is bound")
+        kube.create_many(manifests, space)
+        wait_until(lambda: len(bound(kube, space)) == free and rejected(kube, space), 60, "all that fit are bound")
         chosen = [tile["index"] for new in bound(kube, space) for tile in tiles(new)]
         report = audit(plane)
     assert not set(chosen) & set(taken.held)
     assert len(set(chosen)) == free
-    assert not [found for found in report["findings"] if found["code"] in ("double-allocated", "node-overcommitted")]
+    assert not [
+        finding for finding in report["findings"] if finding["code"] in ("double-allocated", "node-overcommitted")
+    ]
 
 
 def bound(kube: Kube, space: str) -> list[Manifest]:
-    return [one for one in kube.list("Pod", space) if one["metadata"]["name"].startswith("new-") and node_of(one)]
+    return [it for it in kube.list("Pod", space) if it["metadata"]["name"].startswith("new-") and node_of(it)]
 
 
 def rejected(kube: Kube, space: str) -> bool:
-    """Every new pod that is not bound was told why."""
-    waiting = [one["metadata"]["name"] for one in kube.list("Pod", space) if not node_of(one)]
-    return all(events_of(kube, space, name, "FailedScheduling") for name in waiting)
+    """Whether every pending pod has an event with the reason."""
+    pending = [it["metadata"]["name"] for it in kube.list("Pod", space) if not node_of(it)]
+    return all(events_of(kube, space, name, "FailedScheduling") for name in pending)

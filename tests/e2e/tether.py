@@ -16,7 +16,7 @@ def main() -> None:
     parent, program = int(sys.argv[1]), sys.argv[2]
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
-        sys.exit(f"tether: the process {parent} that wanted {program} is gone")
+        sys.exit(f"tether: the process {parent} that started {program} is gone")
     for number in signal.valid_signals() - {signal.SIGPIPE}:  # an ignored signal stays ignored over exec
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -1,18 +1,18 @@
-"""Every policy in force, a pod `p`, and two nodes."""
+"""Fixtures: every admission policy in force, a pod `p`, and two nodes."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e import agents
-from tests.e2e.admission.writers import AWAY, HOME, ZONES, Writers, in_force
+from tests.e2e.admission.writers import AWAY, HOME, ZONES, Writers, wait_until_in_force
 from tests.e2e.api import Kube
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.gputile import rights
 from tests.e2e.nodes import gpu_node, join
 from tests.e2e.pods import tile
 
-SAID_BY_THE_KUBELET = {
+KUBELET_STATUS = {
     "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
     "images": [{"names": ["busybox"], "sizeBytes": 1}],
     "volumesInUse": ["v1"],
@@ -23,14 +23,14 @@ SAID_BY_THE_KUBELET = {
 
 @pytest.fixture
 def writers(plane: ControlPlane, kube: Kube) -> Iterator[Writers]:
-    """With every policy in force; and a pod `p` and two nodes in their first state."""
+    """Clients with every policy in force, a pod `p`, and two nodes in their initial state."""
     rights(plane)
     agents.rights(plane)
     join(kube, [gpu_node(name, labels=ZONES) for name in (HOME, AWAY)])
-    kube.patch("Node", HOME, {"status": SAID_BY_THE_KUBELET}, subresource="status")
-    doors = Writers(plane)
+    kube.patch("Node", HOME, {"status": KUBELET_STATUS}, subresource="status")
+    clients = Writers(plane)
     kube.create(tile("p", 1000, schedulerName="nobody"))
-    in_force(doors)
-    yield doors
+    wait_until_in_force(clients)
+    yield clients
     for name in ("scheduler", "agent", "agent without a node"):
-        doors[name].close()
+        clients[name].close()

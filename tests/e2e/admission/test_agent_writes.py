@@ -9,9 +9,9 @@ from tests.e2e.admission.writers import (
     AWAY,
     HOME,
     Writers,
-    is_rejected,
     lease,
     meta,
+    rejection,
 )
 from tests.e2e.api import Kube, Manifest
 
@@ -29,67 +29,76 @@ def condition(kind: str) -> list[Manifest]:
 
 
 AGENT_MAY = [
-    pytest.param(node(meta(annotations={"gputile.io/inventory": "{}"})), id="say what GPUs there are"),
-    pytest.param(node(meta(annotations={"gputile.io/inventory": None})), id="and that there are none"),
-    pytest.param(node(meta(labels={"gputile.io/gpus": "4", "gputile.io/driver": "1"})), id="label them"),
-    pytest.param(of_status("strategic", conditions=condition("GputileAgent")), id="say how it is"),
+    pytest.param(node(meta(annotations={"gputile.io/inventory": "{}"})), id="write its inventory"),
+    pytest.param(node(meta(annotations={"gputile.io/inventory": None})), id="remove its inventory"),
+    pytest.param(node(meta(labels={"gputile.io/gpus": "4", "gputile.io/driver": "1"})), id="write its labels"),
+    pytest.param(of_status("strategic", conditions=condition("GputileAgent")), id="write its condition"),
     pytest.param(
         of_status(
             "strategic",
             capacity={"gputile.io/memory": "5", "nvidia.com/vcuda-memory": "7"},
             allocatable={"gputile.io/memory": "5", "nvidia.com/vcuda-memory": "7"},
         ),
-        id="say sums",
+        id="write its extended resources",
     ),
-    pytest.param(of_status("strategic", allocatable={"gputile.io/cores": None}), id="take a sum away"),
-    pytest.param(of_status("strategic", allocatable={"gputile.io/stale": None}), id="take a stale one of ours away"),
+    pytest.param(of_status("strategic", allocatable={"gputile.io/cores": None}), id="remove an extended resource"),
+    pytest.param(
+        of_status("strategic", allocatable={"gputile.io/stale": None}), id="remove a stale extended resource of gputile"
+    ),
 ]
 
 AGENT_MAY_NOT = [
-    pytest.param(node(meta(labels={"a/b": "c"})), id="label others' labels"),
-    pytest.param(node(meta(labels={"topology.kubernetes.io/zone": None})), id="take others' labels"),
-    pytest.param(node(meta(annotations={"a/b": "c"})), id="annotate others' annotations"),
+    pytest.param(node(meta(labels={"a/b": "c"})), id="add another owner's label"),
+    pytest.param(node(meta(labels={"topology.kubernetes.io/zone": None})), id="remove another owner's label"),
+    pytest.param(node(meta(annotations={"a/b": "c"})), id="add another owner's annotation"),
     pytest.param(node(meta(labels={"gputile.io/pool": "rich"})), id="move itself into another pool"),
-    pytest.param(node(meta(annotations={"gputile.io/cordon": None})), id="use a GPU again that a person took out"),
-    pytest.param(node(meta(labels={"gputile.io/agent": None})), id="choose where agents run"),
+    pytest.param(node(meta(annotations={"gputile.io/cordon": None})), id="uncordon a GPU"),
+    pytest.param(node(meta(labels={"gputile.io/agent": None})), id="remove the label that selects nodes for agents"),
     pytest.param(
         node(meta(annotations={f"gputile.io/{n}": "x" for n in range(501)})),
-        id="write so much that nothing is compared",
+        id="write too many keys to be compared",
     ),
-    pytest.param(node(meta(finalizers=["a.io/b"])), id="keep the node for ever"),
+    pytest.param(node(meta(finalizers=["a.io/b"])), id="add a finalizer"),
     pytest.param(
-        node(meta(ownerReferences=[{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}])), id="own it"
+        node(meta(ownerReferences=[{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}])),
+        id="add an owner reference",
     ),
     pytest.param(node({"spec": {"unschedulable": True}}), id="cordon the node"),
     pytest.param(node({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}), id="taint the node"),
-    pytest.param(node(meta(annotations={"gputile.io/inventory": "{}"}), AWAY), id="speak for another node"),
-    pytest.param(of_status(name=AWAY, capacity={"gputile.io/memory": "1"}), id="count for another node"),
-    pytest.param(of_status(daemonEndpoints={"kubeletEndpoint": {"Port": 1}}), id="send the API server elsewhere"),
-    pytest.param(of_status(images=[]), id="say which images are there"),
-    pytest.param(of_status(volumesInUse=None), id="say that a volume is free"),
-    pytest.param(of_status(volumesAttached=[]), id="say that a volume is detached"),
-    pytest.param(of_status(addresses=[{"type": "InternalIP", "address": "10.6.6.6"}]), id="move the node"),
-    pytest.param(of_status(nodeInfo={"kernelVersion": "6"}), id="say what the machine is"),
-    pytest.param(of_status(phase="Terminated"), id="say its phase"),
-    pytest.param(of_status(runtimeHandlers=[{"name": "x"}]), id="say what the runtime can"),
-    pytest.param(of_status(features={"supplementalGroupsPolicy": True}), id="say what the kubelet can"),
-    pytest.param(of_status("strategic", conditions=condition("Ready")), id="say that the kubelet is not ready"),
-    pytest.param(of_status(conditions=[]), id="say nothing of others' conditions"),
-    pytest.param(of_status("strategic", allocatable={"cpu": "1"}), id="count CPUs"),
-    pytest.param(of_status("strategic", capacity={"gputile.io/gpu": "99"}), id="count what carries devices"),
-    pytest.param(of_status("strategic", capacity={"nvidia.com/gpu": "99"}), id="count another plugin's"),
-    pytest.param(of_status("strategic", capacity={"example.com/x": "1"}), id="count something new"),
-    pytest.param(of_status("strategic", capacity={"gputile.io/new": "1"}), id="count something new of ours"),
-    pytest.param(of_status("strategic", allocatable={"gputile.io/gpu": None}), id="take devices away"),
-    pytest.param(of_status("strategic", allocatable={"nvidia.com/gpu": None}), id="take others' devices away"),
-    pytest.param(of_status(capacity=None, allocatable=None), id="take all of them away"),
+    pytest.param(
+        node(meta(annotations={"gputile.io/inventory": "{}"}), AWAY), id="write the inventory of another node"
+    ),
+    pytest.param(of_status(name=AWAY, capacity={"gputile.io/memory": "1"}), id="write the capacity of another node"),
+    pytest.param(of_status(daemonEndpoints={"kubeletEndpoint": {"Port": 1}}), id="change the kubelet's port"),
+    pytest.param(of_status(images=[]), id="change the images"),
+    pytest.param(of_status(volumesInUse=None), id="remove the volumes in use"),
+    pytest.param(of_status(volumesAttached=[]), id="remove the attached volumes"),
+    pytest.param(of_status(addresses=[{"type": "InternalIP", "address": "10.6.6.6"}]), id="change the address"),
+    pytest.param(of_status(nodeInfo={"kernelVersion": "6"}), id="change the node info"),
+    pytest.param(of_status(phase="Terminated"), id="change the phase"),
+    pytest.param(of_status(runtimeHandlers=[{"name": "x"}]), id="change the runtime handlers"),
+    pytest.param(of_status(features={"supplementalGroupsPolicy": True}), id="change the features"),
+    pytest.param(of_status("strategic", conditions=condition("Ready")), id="change the Ready condition"),
+    pytest.param(of_status(conditions=[]), id="remove all conditions"),
+    pytest.param(of_status("strategic", allocatable={"cpu": "1"}), id="change allocatable CPU"),
+    pytest.param(
+        of_status("strategic", capacity={"gputile.io/gpu": "99"}), id="change the capacity of a device resource"
+    ),
+    pytest.param(of_status("strategic", capacity={"nvidia.com/gpu": "99"}), id="change the capacity of another plugin"),
+    pytest.param(of_status("strategic", capacity={"example.com/x": "1"}), id="add an unknown resource"),
+    pytest.param(of_status("strategic", capacity={"gputile.io/new": "1"}), id="add an unknown resource of gputile"),
+    pytest.param(of_status("strategic", allocatable={"gputile.io/gpu": None}), id="remove a device resource"),
+    pytest.param(
+        of_status("strategic", allocatable={"nvidia.com/gpu": None}), id="remove another plugin's device resource"
+    ),
+    pytest.param(of_status(capacity=None, allocatable=None), id="remove all resources"),
 ]
 
 
 @pytest.fixture
 def used(writers: Writers) -> Writers:
     """The node has annotations of users and of an older release."""
-    kube = writers["anybody"]
+    kube = writers["admin"]
     kube.patch("Node", HOME, meta(annotations={"gputile.io/cordon": "GPU-0", "gputile.io/inventory": "x"}))
     kube.patch("Node", HOME, meta(labels={"gputile.io/pool": "poor", "gputile.io/agent": "true"}))
     stale = {"gputile.io/stale": "1"}
@@ -100,18 +109,18 @@ def used(writers: Writers) -> Writers:
 @pytest.mark.parametrize("write", AGENT_MAY)
 def test_an_agent_may(used: Writers, write: Callable[[Kube], object]) -> None:
     write(used["agent"])
-    assert "none named in its token" in is_rejected(lambda: write(used["agent without a node"]))
+    assert "none named in its token" in rejection(lambda: write(used["agent without a node"]))
 
 
 @pytest.mark.parametrize("write", AGENT_MAY_NOT)
 def test_an_agent_may_not(used: Writers, write: Callable[[Kube], object]) -> None:
-    assert "gputile-agents" in is_rejected(lambda: write(used["agent"]))
+    assert "gputile-agents" in rejection(lambda: write(used["agent"]))
 
 
 def test_an_agent_keeps_the_lease_of_its_node_and_no_other(writers: Writers) -> None:
     space = "gputile-agents"
-    made = writers["agent"].create(lease(HOME), space)
+    created = writers["agent"].create(lease(HOME), space)
     path = f"/apis/coordination.k8s.io/v1/namespaces/{space}/leases"
-    writers["agent"].request("PUT", f"{path}/{HOME}", {**made, "spec": {"holderIdentity": HOME}})
-    assert "may write to that node only" in is_rejected(lambda: writers["agent"].create(lease(AWAY), space))
-    writers["anybody"].delete_all("Lease", space)
+    writers["agent"].request("PUT", f"{path}/{HOME}", {**created, "spec": {"holderIdentity": HOME}})
+    assert "may write to that node only" in rejection(lambda: writers["agent"].create(lease(AWAY), space))
+    writers["admin"].delete_all("Lease", space)

@@ -1,7 +1,6 @@
-"""Those who write, each with a token of its own, and the writes that policies are about.
+"""Clients of the users whose writes the admission policies check, and the writes themselves.
 
-Room:  no policy is repeated here; a row of a test says what is written, and whether the API server takes it.
-Door:  `Writers(plane)["scheduler"]`, `is_rejected(attempt)`, `in_force(writers)`, `lifted(kube)`.
+It must not repeat a policy: a row of a test has the write, and whether the API server accepts it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,43 +22,43 @@ GRANT = gputile.GRANT
 
 
 class Writers(Mapping[str, Kube]):
-    """The API as each of those who write, by name, with their own tokens."""
+    """Clients by user, each with its own token; `admin` is subject to the policies too."""
 
     def __init__(self, plane: ControlPlane) -> None:
         home = {"apiVersion": "v1", "kind": "Node", "name": HOME}
         kube = plane.kube
-        self._doors = {
-            "anybody": kube,
+        self._clients = {
+            "admin": kube,
             "scheduler": kube.as_token(kube.token_for(ACCOUNT, NAMESPACE)),
             "agent": kube.as_token(kube.token_for(agents.ACCOUNT, agents.NAMESPACE, 3600, home)),
             "agent without a node": kube.as_token(kube.token_for(agents.ACCOUNT, agents.NAMESPACE)),
         }
 
     def __getitem__(self, name: str) -> Kube:
-        return self._doors[name]
+        return self._clients[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._doors)
+        return iter(self._clients)
 
     def __len__(self) -> int:
-        return len(self._doors)
+        return len(self._clients)
 
 
-def is_rejected(attempt: Callable[[], object]) -> str:
-    """The sentence of the no; "" if it was taken. Any other no than a policy's or RBAC's is an error of the test."""
+def rejection(attempt: Callable[[], object]) -> str:
+    """The message of a rejection by a policy or RBAC; "" if the write was accepted. Other errors are raised."""
     try:
         attempt()
-    except ApiError as no:
-        if no.status not in (403, 422):
+    except ApiError as error:
+        if error.status not in (403, 422):
             raise
-        return no.message
+        return error.message
     return ""
 
 
-def in_force(writers: Writers) -> None:
-    """One write per policy that it alone rejects. They come into force within about a second."""
+def wait_until_in_force(writers: Writers) -> None:
+    """Wait until each policy rejects a write that it alone rejects; that takes about a second."""
     samples: dict[str, Callable[[], object]] = {
-        "gputile-records": lambda: annotate(writers["anybody"], "p", {GRANT: "x"}, dry=True),
+        "gputile-records": lambda: annotate(writers["admin"], "p", {GRANT: "x"}, dry=True),
         "gputile-scheduler": lambda: status(writers["scheduler"], "p", {"metadata": {"labels": {"a": "b"}}}, dry=True),
         "gputile-scheduler-objects": lambda: writers["scheduler"].request(
             "POST", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases?dryRun=All", lease("other")
@@ -70,18 +69,20 @@ def in_force(writers: Writers) -> None:
     }
     assert set(samples) == set(POLICIES)
     for policy, attempt in samples.items():
-        wait_until(lambda: f"'{policy}'" in is_rejected(attempt), 20, f"{policy} in force")  # noqa: B023
+        wait_until(lambda: f"'{policy}'" in rejection(attempt), 20, f"{policy} in force")  # noqa: B023
 
 
-def lifted(kube: Kube) -> None:
-    """No policy in force."""
+def remove_policies(kube: Kube) -> None:
+    """Remove the bindings of all policies, and wait until they are no longer in force."""
     for name in POLICIES:
         if kube.find(BINDING, name):
             kube.delete(BINDING, name)
-    wait_until(lambda: not is_rejected(lambda: annotate(kube, "p", {GRANT: "x"}, dry=True)), 20, "the policies lifted")
+    wait_until(
+        lambda: not rejection(lambda: annotate(kube, "p", {GRANT: "x"}, dry=True)), 20, "the policies are removed"
+    )
 
 
-# ---- writes -----------------------------------------------------------------------------------------------------
+# ---- writes ---------------------------------------------------------------------------------------------------------
 
 MERGE = "application/merge-patch+json"
 

@@ -12,13 +12,13 @@ from tests.e2e.programs import Programs
 
 @pytest.fixture(scope="package")
 def site(programs: Programs, node_programs: NodePrograms) -> Iterator[Site]:
-    with sites.site(programs) as made:
-        yield made
+    with sites.site(programs) as site:
+        yield site
 
 
 @pytest.fixture
 def space(site: Site) -> Iterator[str]:
     """A namespace for one test."""
-    made = site.space()
-    yield made
-    site.clear(made)
+    namespace = site.space()
+    yield namespace
+    site.clear(namespace)

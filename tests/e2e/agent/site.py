@@ -20,9 +20,9 @@ ON_A: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": "node-a"}}
 ON_B: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": "node-b"}}
 PATIENCE = 60.0  # seconds for a pod to run
 SHOW_ENV = "env"
-DEAF = ["/bin/sh", "-c", "trap '' TERM; while true; do sleep 1; done"]  # ends only when it is killed
+IGNORES_SIGTERM = ["/bin/sh", "-c", "trap '' TERM; while true; do sleep 1; done"]  # ends only when it is killed
 
-# Where node-a has what isolations need; nothing of it is there unless a case puts it there.
+# The paths on node-a that isolations need; they exist only where a test creates them.
 FOLDERS = {
     "folders__driver": "/var/lib/nvidia",
     "folders__mps": "/var/lib/nvidia-mps",
@@ -49,15 +49,15 @@ class Site:
 
     def run(self, *pods: Manifest, space: str) -> dict[str, Manifest]:
         """Create the pods all at once, and wait until they run and have printed their environment."""
-        made = {one["metadata"]["name"] for one in pods}
-        self.kube.create_many([real(one, says=SHOW_ENV) for one in pods], space)
-        wait_until(lambda: made <= self.running(space), PATIENCE, f"{len(pods)} pods run in {space}")
-        return {found["metadata"]["name"]: found for found in self.kube.list("Pod", space)}
+        names = {pod["metadata"]["name"] for pod in pods}
+        self.kube.create_many([real(pod, script=SHOW_ENV) for pod in pods], space)
+        wait_until(lambda: names <= self.running(space), PATIENCE, f"{len(pods)} pods run in {space}")
+        return {pod["metadata"]["name"]: pod for pod in self.kube.list("Pod", space)}
 
     def running(self, space: str) -> set[str]:
         """The names of the running pods."""
-        there = self.kube.list("Pod", space)
-        return {found["metadata"]["name"] for found in there if found["status"].get("phase") == "Running"}
+        pods = self.kube.list("Pod", space)
+        return {pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") == "Running"}
 
     def phase(self, name: str, space: str) -> str:
         return str(self.kube.get("Pod", name, space)["status"].get("phase"))
@@ -67,39 +67,39 @@ class Site:
 
     # --- containers
 
-    def machine_of(self, found: Manifest) -> Machine:
-        return {"node-a": self.a, "node-b": self.b}[str(node_of(found))].machine
+    def machine_of(self, pod: Manifest) -> Machine:
+        return {"node-a": self.a, "node-b": self.b}[str(node_of(pod))].machine
 
     def containers(self, space: str, name: str = "") -> dict[str, Container]:
         """The running containers of the pods of a namespace, or of one pod, by ID."""
         every = [*self.a.machine.containers(), *self.b.machine.containers()]
-        return {one.id: one for one in every if one.namespace == space and name in ("", one.pod)}
+        return {it.id: it for it in every if it.namespace == space and name in ("", it.pod)}
 
-    def env(self, found: Manifest, name: str = "main") -> dict[str, str]:
+    def env(self, pod: Manifest, name: str = "main") -> dict[str, str]:
         """The output of the container."""
-        meta = found["metadata"]
-        lines = self.machine_of(found).logs(meta["name"], name, meta["namespace"]).splitlines()
+        meta = pod["metadata"]
+        lines = self.machine_of(pod).logs(meta["name"], name, meta["namespace"]).splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
     def devices(self, space: str) -> Devices:
         """The devices of containers, from the kubelets' podresources sockets."""
         sockets = [agent.machine.disk.pod_resources for agent in (self.a, self.b)]
-        found = pod_resources(sockets[0]) | pod_resources(sockets[1])
-        return {key: ids for key, ids in found.items() if key[0] == space}
+        devices = pod_resources(sockets[0]) | pod_resources(sockets[1])
+        return {key: ids for key, ids in devices.items() if key[0] == space}
 
     def assert_own_cards(self, space: str) -> None:
         """Assert that every container of every pod sees exactly the GPUs of its grant."""
         pods = self.kube.list("Pod", space)
         assert pods
-        for found in pods:
-            held = grant(found)
-            assert held is not None, found["metadata"]["name"]
-            for part in held["containers"]:
-                seen, tiles = self.env(found, part["name"]), part["tiles"]
-                uuids = ",".join(one["uuid"] for one in tiles)
-                assert seen["NVIDIA_VISIBLE_DEVICES"] == uuids, f"{found['metadata']['name']}/{part['name']}"
-                if held["dialect"] == "gputile":
-                    assert seen["GPUTILE_MEMORY_MIB"] == ",".join(str(one["memory"]) for one in tiles)
+        for pod in pods:
+            pod_grant = grant(pod)
+            assert pod_grant is not None, pod["metadata"]["name"]
+            for part in pod_grant["containers"]:
+                env, tiles = self.env(pod, part["name"]), part["tiles"]
+                uuids = ",".join(tile["uuid"] for tile in tiles)
+                assert env["NVIDIA_VISIBLE_DEVICES"] == uuids, f"{pod['metadata']['name']}/{part['name']}"
+                if pod_grant["dialect"] == "gputile":
+                    assert env["GPUTILE_MEMORY_MIB"] == ",".join(str(tile["memory"]) for tile in tiles)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Each isolation as its container sees it: environment, device nodes, mounts."""
+"""Each isolation from inside the container: environment, device nodes, mounts."""
 
 import json
 import os
@@ -20,7 +20,7 @@ NULL = os.makedev(1, 3)
 
 @pytest.fixture
 def equipped(site: Site) -> Iterator[Disk]:
-    """node-a has device nodes, a driver's folder, NVIDIA's CDI spec, MPS and a limiting library, for one case."""
+    """node-a has device nodes, a driver's folder, NVIDIA's CDI spec, MPS and a limiting library, for one test."""
     disk = site.a.machine.disk
     nodes = [disk.dev / name for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{n}" for n in range(8)))]
     for node in nodes:
@@ -40,7 +40,7 @@ def equipped(site: Site) -> Iterator[Disk]:
 
 
 def nvidia_spec() -> dict[str, object]:
-    """As `nvidia-ctk cdi generate` makes it: something for all, and each card by its index."""
+    """A CDI spec as `nvidia-ctk cdi generate` writes it: common edits, and each card by its index."""
     devices = [
         {"name": str(n), "containerEdits": {"deviceNodes": [{"path": f"/dev/nvidia{n}"}], "env": [f"BY_CDI={n}"]}}
         for n in range(8)
@@ -53,10 +53,10 @@ def nvidia_spec() -> dict[str, object]:
 def test_every_isolation_as_seen_inside_the_container(site: Site, space: str, equipped: Disk) -> None:
     limits = {"gputile.io/cores": "30"}
     pods = [tile(mode, 2048, annotations={"gputile.io/isolation": mode}, **ON_A) for mode in ISOLATIONS]
-    for made in pods:
-        made["spec"]["containers"][0]["resources"]["limits"] |= limits
-    found = site.run(*pods, space=space)
-    index = {mode: tiles(found[mode])[0]["index"] for mode in ISOLATIONS}
+    for manifest in pods:
+        manifest["spec"]["containers"][0]["resources"]["limits"] |= limits
+    running = site.run(*pods, space=space)
+    index = {mode: tiles(running[mode])[0]["index"] for mode in ISOLATIONS}
     own = {mode: {f"nvidia{index[mode]}"} for mode in ISOLATIONS}
     shared = {"nvidiactl", "nvidia-uvm"}
     assert {mode: nodes(site, space, mode) for mode in ISOLATIONS} == {
@@ -73,7 +73,7 @@ def test_every_isolation_as_seen_inside_the_container(site: Site, space: str, eq
         "mps": {"/var/lib/nvidia-mps"},
         "preload": {"/var/lib/vgpu/libvgpu.so"},
     }
-    env = {mode: site.env(found[mode]) for mode in ISOLATIONS}
+    env = {mode: site.env(running[mode]) for mode in ISOLATIONS}
     assert env["devices"]["LD_LIBRARY_PATH"] == "/var/lib/nvidia/lib64:/var/lib/nvidia/lib"
     assert env["cdi"]["BY_CDI"] == str(index["cdi"])
     assert env["mps"]["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=2048M"
@@ -82,19 +82,19 @@ def test_every_isolation_as_seen_inside_the_container(site: Site, space: str, eq
     assert env["preload"]["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2048m"
     assert env["preload"]["CUDA_DEVICE_SM_LIMIT"] == "30"
     for mode in ("none", "devices", "mps", "preload"):
-        assert env[mode]["NVIDIA_VISIBLE_DEVICES"] == tiles(found[mode])[0]["uuid"]
+        assert env[mode]["NVIDIA_VISIBLE_DEVICES"] == tiles(running[mode])[0]["uuid"]
 
 
 @pytest.mark.parametrize("mode", ISOLATIONS[1:])
-def test_an_isolation_that_the_node_cannot_serve_is_refused_with_a_reason_on_the_pod(
+def test_an_isolation_that_the_node_cannot_serve_is_rejected_with_an_event_on_the_pod(
     site: Site, space: str, mode: str
 ) -> None:
     site.kube.create(real(tile("limited", 2048, annotations={"gputile.io/isolation": mode}, **ON_A)), space)
 
-    def told() -> bool:
+    def has_event() -> bool:
         return any(f"isolation `{mode}`" in event["message"] for event in events_of(site.kube, space, "limited"))
 
-    wait_until(told, PATIENCE, "the pod's events say why it does not start")
+    wait_until(has_event, PATIENCE, "an event with the reason")
     assert not site.containers(space)
 
 
@@ -105,7 +105,7 @@ def nodes(site: Site, space: str, pod: str) -> set[str]:
 
 
 def mounts(site: Site, space: str, pod: str) -> set[str]:
-    """What of the node's driver and libraries is mounted in a container."""
+    """The mounts of the node's driver and libraries in a container."""
     table = site.a.machine.inside(pod, "main", "/bin/cat", "/proc/self/mountinfo", namespace=space)
     points = {line.split()[4] for line in table.splitlines()}
     return {point for point in points if any(word in point for word in ("nvidia", "libcuda", "vgpu"))} - {

@@ -21,26 +21,26 @@ def test_an_agent_may_write_to_no_other_node_and_to_no_pod(site: Site, space: st
         lease = site.kube.get("Lease", "node-b", "gputile-agents")
         forbidden: dict[str, Callable[[], object]] = {
             "the inventory of another node": lambda: agent.patch("Node", "node-b", note),
-            "the sums of another node": lambda: agent.patch("Node", "node-b", sums, subresource="status"),
+            "the extended resources of another node": lambda: agent.patch("Node", "node-b", sums, subresource="status"),
             "the heartbeat of another node": lambda: agent.request(
                 "PUT", "/apis/coordination.k8s.io/v1/namespaces/gputile-agents/leases/node-b", {**lease, **holder}
             ),
             "a pod": lambda: agent.patch("Pod", "p", note, space),
             "the status of a pod": lambda: agent.patch("Pod", "p", note, space, "status"),
-            "the end of a pod": lambda: agent.delete("Pod", "p", space),
+            "the deletion of a pod": lambda: agent.delete("Pod", "p", space),
             "secrets": lambda: agent.list("Secret", "kube-system"),
-            "others' labels of its own node": lambda: agent.patch(
+            "another owner's label of its own node": lambda: agent.patch(
                 "Node", "node-a", {"metadata": {"labels": {"a/b": "c"}}}
             ),
-            "a label taken away": lambda: agent.patch(
+            "a removed label": lambda: agent.patch(
                 "Node", "node-a", {"metadata": {"labels": {"kubernetes.io/hostname": None}}}
             ),
-            "its own node's owners": lambda: agent.patch(
+            "its own node's owner references": lambda: agent.patch(
                 "Node",
                 "node-a",
                 {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}]}},
             ),
-            "what others say of its own node": lambda: agent.patch(
+            "the Ready condition of its own node": lambda: agent.patch(
                 "Node",
                 "node-a",
                 {"status": {"conditions": [{"type": "Ready", "status": "False"}]}},

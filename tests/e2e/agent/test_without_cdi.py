@@ -1,4 +1,4 @@
-"""A node whose runtime does not obey CDI: the agent finds out, says so, and still gives each container its own card."""
+"""A node whose runtime ignores CDI: the agent detects and reports it, and each container still gets its own card."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from tests.e2e.processes import wait_until
 
 @pytest.fixture
 def no_cdi(site: Site) -> Iterator[None]:
-    """node-b's containerd is told to ignore CDI."""
+    """node-b's containerd runs with CDI disabled."""
     _set(site, "enable_cdi = true", "enable_cdi = false")
     yield
     _set(site, "enable_cdi = false", "enable_cdi = true")
@@ -30,21 +30,23 @@ def _set(site: Site, old: str, new: str) -> None:
     site.b.start()
 
 
-def test_pods_still_get_their_own_cards_one_at_a_time(site: Site, space: str, no_cdi: None) -> None:
-    wait_until(lambda: condition(site.kube.get("Node", "node-b"))["reason"] == "NoCDI", 15, "the node says it")
+def test_without_cdi_pods_start_one_at_a_time_and_get_their_own_cards(site: Site, space: str, no_cdi: None) -> None:
+    wait_until(lambda: condition(site.kube.get("Node", "node-b"))["reason"] == "NoCDI", 15, "the node's condition")
     assert site.b.count("gputile_agent_has_cdi") == 0
     site.run(*(tile(f"p{n}", 2048, **ON_B) for n in range(6)), space=space)
     site.assert_own_cards(space)
     audit(site.kube)
 
 
-def test_a_pod_around_the_scheduler_is_waited_for_and_sees_its_own_card(site: Site, space: str, no_cdi: None) -> None:
-    site.kube.create(real(tile("around", 2048), node="node-b", says=SHOW_ENV), space)
-    wait_until(lambda: site.phase("around", space) == "Running", PATIENCE, "it runs")
+def test_without_cdi_a_pod_bound_by_another_scheduler_is_granted_and_sees_its_own_card(
+    site: Site, space: str, no_cdi: None
+) -> None:
+    site.kube.create(real(tile("bypassing", 2048), node="node-b", script=SHOW_ENV), space)
+    wait_until(lambda: site.phase("bypassing", space) == "Running", PATIENCE, "the pod runs")
     site.assert_own_cards(space)
 
 
-def test_an_isolation_that_needs_cdi_is_refused_with_a_reason(site: Site, space: str, no_cdi: None) -> None:
-    site.kube.create(real(tile("wants-more", 2048, annotations={"gputile.io/isolation": "devices"}, **ON_B)), space)
-    wait_until(lambda: site.phase("wants-more", space) == "Failed", PATIENCE, "the kubelet turned it away")
-    assert "isolation `devices` needs CDI" in site.kube.get("Pod", "wants-more", space)["status"]["message"]
+def test_an_isolation_that_needs_cdi_is_rejected_with_a_reason(site: Site, space: str, no_cdi: None) -> None:
+    site.kube.create(real(tile("isolated", 2048, annotations={"gputile.io/isolation": "devices"}, **ON_B)), space)
+    wait_until(lambda: site.phase("isolated", space) == "Failed", PATIENCE, "the kubelet rejected it")
+    assert "isolation `devices` needs CDI" in site.kube.get("Pod", "isolated", space)["status"]["message"]

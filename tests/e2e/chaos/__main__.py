@@ -12,25 +12,25 @@ from tests.e2e.chaos.faults import FAULTS
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
-    parser.add_argument("--seed", type=int, default=None, help="which run; a new one every time if left out")
-    parser.add_argument("--minutes", type=float, default=0.0, help="go on with the next seeds until then")
-    parser.add_argument("--pods", type=int, default=1000, help="in each storm")
-    parser.add_argument("--fault", action="append", choices=sorted(FAULTS), help="only these, each in one round")
-    asked = parser.parse_args()
-    seed = random.SystemRandom().randrange(10**6) if asked.seed is None else asked.seed
-    built, until = programs.programs(print), time.monotonic() + 60 * asked.minutes
-    done: list[Summary] = []
+    parser.add_argument("--seed", type=int, default=None, help="replays a run; random if omitted")
+    parser.add_argument("--minutes", type=float, default=0.0, help="continue with the next seeds for this time")
+    parser.add_argument("--pods", type=int, default=1000, help="pods in each storm")
+    parser.add_argument("--fault", action="append", choices=sorted(FAULTS), help="only these faults, one round each")
+    arguments = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
+    built, until = programs.programs(print), time.monotonic() + 60 * arguments.minutes
+    summaries: list[Summary] = []
     while True:
-        campaign = Campaign(built, seed + len(done), pods=asked.pods, long=True, faults=asked.fault or ())
+        campaign = Campaign(built, seed + len(summaries), pods=arguments.pods, long=True, faults=arguments.fault or ())
         try:
             campaign.run()
         finally:
             print(campaign.summary.text(), flush=True)
-        done.append(campaign.summary)
+        summaries.append(campaign.summary)
         if time.monotonic() > until:
             break
-    if len(done) > 1:
-        print(total(done))
+    if len(summaries) > 1:
+        print(total(summaries))
     return 0
 
 

@@ -1,8 +1,7 @@
-"""Rounds of a storm, each with a fault in it, and the truth after each.
+"""Runs a storm in rounds, one fault in each, and checks the invariants after each round.
 
-Room:  a control plane of its own, two replicas behind bad networks, a kube-scheduler in front of their Service, and
-       what was counted. The seed decides pods, faults, their order, and the moment in the storm when each begins.
-Door:  `Campaign(programs, seed, ...).run()` returns a `Summary`; it raises on the first thing that does not hold.
+It has its own control plane, two replicas behind fault proxies, and a kube-scheduler in front of their Service. The
+seed decides the pods, the faults, their order, and after how many actions each begins. A violation must raise.
 """
 
 import random
@@ -21,7 +20,7 @@ from tests.e2e.chaos import truth
 from tests.e2e.chaos.faults import FAILOVER, FAULTS, LONG, OVERLAPS
 from tests.e2e.chaos.proxy import FaultProxy
 from tests.e2e.chaos.readiness import Readiness
-from tests.e2e.chaos.storm import Storm, patient, plan
+from tests.e2e.chaos.storm import Storm, plan, retry
 from tests.e2e.control_plane import ControlPlane, Scheduler
 from tests.e2e.gputile import NAMESPACE, Replica, rights
 from tests.e2e.kubelets import FakeKubelets
@@ -31,8 +30,8 @@ from tests.e2e.programs import Programs
 from tests.e2e.service import Service
 
 SPACE = "storm"
-QUIET = 90.0  # seconds for everything to be well again after a fault: kube-scheduler's watches rest up to 60
-Say = Callable[[str], None]
+RECOVERY = 90.0  # seconds to recover from a fault: kube-scheduler's watches back off up to 60
+Report = Callable[[str], None]
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -41,26 +40,26 @@ class Round(msgspec.Struct, frozen=True):
     number: int
     fault: str
     actions: int  # of the storm in this round
-    begins: int  # after so many of them
-    seed: int  # of the fault's own dice
+    begins: int  # the number of actions before the fault
+    seed: int  # of the fault's random numbers
 
 
 def rounds(seed: int, actions: int, faults: Sequence[str]) -> list[Round]:
-    """The same for the same seed: every fault once before any comes again."""
+    """One round per fault, in the order of the seed; the same seed makes the same rounds."""
     dice = random.Random(seed)
     order = list(faults)
     dice.shuffle(order)
-    each, made = actions // len(order), []
+    each, result = actions // len(order), []
     for number, fault in enumerate(order, start=1):
         begins = dice.randint(each // 10, each // 2)
-        made.append(
+        result.append(
             Round(number, fault, each + (actions % len(order)) * (number == len(order)), begins, dice.getrandbits(32))
         )
-    return made
+    return result
 
 
 class Summary(msgspec.Struct):
-    """What a run came to."""
+    """The result of a run."""
 
     seed: int
     rounds: list[str] = []
@@ -68,33 +67,38 @@ class Summary(msgspec.Struct):
     removed: int = 0
     bound: int = 0
     evicted: int = 0
-    conflicts: int = 0
-    failovers: list[tuple[str, float, float]] = []  # how, seconds until another led, and until it had bound a pod
+    double_allocations: int = 0
+    failovers: list[tuple[str, float, float]] = []  # how, seconds to the next election, and to the first bind
     counts: Counter[str] = Counter()
     probes: int = 0
-    lies: list[str] = []
-    looks: int = 0
+    false_readiness: list[str] = []
+    audits: int = 0
     seconds: float = 0.0
 
     def text(self) -> str:
         lines = [f"chaos: seed {self.seed}, {len(self.rounds)} rounds in {self.seconds:.0f} s", *self.rounds]
-        lines.append(f"pods: {self.created} created, {self.removed} let go, {self.bound} bound")
-        lines.append(f"sold twice for a moment: {self.conflicts} cards; evicted and told: {self.evicted} pods")
-        for how, led, bound in self.failovers:
-            lines.append(f"failover ({how}): another led after {led:.1f} s, and bound a pod after {bound:.1f} s")
-        lines.append(f"readiness asked {self.probes} times, {len(self.lies)} lies; cards looked at {self.looks} times")
+        lines.append(f"pods: {self.created} created, {self.removed} deleted, {self.bound} bound")
+        lines.append(
+            f"temporarily double-allocated: {self.double_allocations} GPUs; evicted with an event: {self.evicted} pods"
+        )
+        for how, elected, bound in self.failovers:
+            lines.append(f"failover ({how}): new leader after {elected:.1f} s, first bind after {bound:.1f} s")
+        lines.append(
+            f"readiness probes: {self.probes}, false readiness: {len(self.false_readiness)}; audits: {self.audits}"
+        )
         lines.append("; ".join(f"{what}: {count}" for what, count in sorted(self.counts.items())))
         return "\n".join(lines)
 
 
 class Scene:
-    """All that runs, and what faults do to it."""
+    """The processes of a campaign, and the operations that faults perform on them."""
 
     def __init__(self, plane: ControlPlane, seed: int) -> None:
         self.plane, self.kube = plane, plane.kube
         self.proxies = {name: FaultProxy(plane, name, seed) for name in ("gputile-a", "gputile-b")}
         self.replicas = {
-            name: Replica(plane, name, leads=False, server=proxy.server) for name, proxy in self.proxies.items()
+            name: Replica(plane, name, wait_for_lease=False, server=proxy.server)
+            for name, proxy in self.proxies.items()
         }
         self.probes = {name: Readiness(replica, self.proxies[name]) for name, replica in self.replicas.items()}
         self.counts: Counter[str] = Counter()
@@ -120,7 +124,7 @@ class Scene:
             config = first.config(port=service.port)
             self.scheduler = stack.enter_context(self.plane.start_scheduler(config=config))
             self.kubelets = stack.enter_context(FakeKubelets(self.kube))
-            wait_until(lambda: self.leads() is not None, 30, "somebody leads")
+            wait_until(lambda: self.find_leader() is not None, 30, "a leader is elected")
             self._stack = stack.pop_all()
         return self
 
@@ -133,43 +137,43 @@ class Scene:
         self.counts[what] += how_often
 
     def finish(self, name: str) -> bool:
-        """Let a pod end by itself, if it runs."""
+        """Let the containers of a running pod exit; False if it does not run."""
         pod = self.kubelets.pods.get(SPACE, name)
         if pod is None or pod["status"].get("phase") != "Running":
             return False
         self.kubelets.finish(name, SPACE)
         return True
 
-    # --- who leads
+    # --- leader election
 
-    def leads(self) -> str | None:
-        """The one replica that is labelled as the leader and is ready."""
-        labelled = [name for name, replica in self.replicas.items() if patient(replica.leads, "reading labels")]
-        found = [name for name in labelled if self.probes[name].is_ready()]
-        return found[0] if len(found) == 1 else None
+    def find_leader(self) -> str | None:
+        """The only replica that has the leader's label and is ready; None if there is not exactly one."""
+        labelled = [name for name, replica in self.replicas.items() if retry(replica.is_leader, "reading labels")]
+        ready = [name for name in labelled if self.probes[name].is_ready()]
+        return ready[0] if len(ready) == 1 else None
 
     def leader(self) -> str:
-        found = wait_until(self.leads, 40, "one replica leads")
-        assert found is not None
-        return found
+        leader = wait_until(self.find_leader, 40, "one replica is the leader")
+        assert leader is not None
+        return leader
 
     @contextmanager
     def failover(self, leader: str, how: str) -> Iterator[None]:
-        """Inside, the leader is lost; then the other must lead within 15 s. Measures that, and the next bind."""
+        """The leader is lost in the `with`; the other replica must be elected within 15 s, and then bind a pod."""
         (other,) = (name for name in self.replicas if name != leader)
         wait_until(self.probes[other].is_ready, 30, f"{other} is ready to take over")
         began = time.monotonic()
         yield
-        wait_until(self.replicas[other].leads, FAILOVER, f"{other} leads after {leader} was {how}")
-        led = time.monotonic() - began
-        self.bind_one(20)
-        self.failovers.append((how, led, time.monotonic() - began))
+        wait_until(self.replicas[other].is_leader, FAILOVER, f"{other} is the leader after {leader} was {how}")
+        elected = time.monotonic() - began
+        self.bind_probe_pod(20)
+        self.failovers.append((how, elected, time.monotonic() - began))
 
-    def bind_one(self, seconds: float) -> None:
-        """A pod of our own asks for little, so that there is a bind to wait for."""
+    def bind_probe_pod(self, seconds: float) -> None:
+        """Create a small probe pod, wait until it is bound, and delete it."""
         self._probes += 1
         probe = f"probe-{self._probes}"
-        wish = {
+        manifest = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": probe, "namespace": "default"},
@@ -185,19 +189,19 @@ class Scene:
                 "tolerations": [{"key": "spare", "operator": "Exists"}],
             },
         }
-        patient(lambda: self.kube.create(wish), f"creating {probe}")
+        retry(lambda: self.kube.create(manifest), f"creating {probe}")
         bound = lambda pods: pods["default", probe]["spec"].get("nodeName")  # noqa: E731
         self.kubelets.pods.wait_for(bound, seconds, f"{probe} is bound")
-        patient(lambda: self.kube.delete("Pod", probe, grace=0), f"deleting {probe}")
+        retry(lambda: self.kube.delete("Pod", probe, grace=0), f"deleting {probe}")
 
-    # --- breaking
+    # --- operations of the faults
 
     def kill(self, name: str) -> None:
         self.replicas[name].child.kill()
         self.probes[name].down()
 
     def start(self, name: str) -> None:
-        self.probes[name].born()
+        self.probes[name].started()
         self.replicas[name].child.start()
 
     def freeze(self, name: str) -> None:
@@ -219,7 +223,7 @@ class Scene:
 
 
 def machines() -> list[Manifest]:
-    """Small cards, larger ones, and a node that only the probes of failovers ask for."""
+    """Nodes with small GPUs, nodes with larger ones, and a node that only the probe pods select."""
     small = [gpu_node(f"small-{n}", 4, 16384, "Tesla T4") for n in range(6)]
     large = [gpu_node(f"large-{n}", 4, 32768, "Tesla V100-SXM2-32GB") for n in range(3)]
     taint = {"key": "spare", "value": "yes", "effect": "NoSchedule"}
@@ -229,7 +233,7 @@ def machines() -> list[Manifest]:
 
 
 class Campaign:
-    """See the module's text."""
+    """One storm with its faults; `run` returns its summary."""
 
     def __init__(
         self,
@@ -238,120 +242,121 @@ class Campaign:
         *,
         pods: int = 1000,
         long: bool = False,
-        say: Say = print,
+        report: Report = print,
         faults: Sequence[str] = (),
     ) -> None:
-        self._programs, self.seed, self._say = programs, seed, say
+        self._programs, self.seed, self._report = programs, seed, report
         self._pods, self._faults = pods, list(faults) or [name for name in FAULTS if long or name not in LONG]
         self.summary = Summary(seed)
 
     def run(self) -> Summary:
         """One storm on a new control plane, with every fault in it once."""
         began = time.monotonic()
-        self._say(f"chaos: seed {self.seed} (replay it with `make chaos SEED={self.seed}`)")
+        self._report(f"chaos: seed {self.seed} (replay: `make chaos SEED={self.seed}`)")
         with (
             ControlPlane(self._programs) as plane,
             Scene(plane, self.seed) as scene,
-            truth.Watchman(scene.kubelets.pods, scene.kube.list("Node")) as watchman,
+            truth.OverlapWatcher(scene.kubelets.pods, scene.kube.list("Node")) as watcher,
         ):
             actions = plan(self.seed, self._pods)
             storm = Storm(scene.kube, SPACE, actions, scene.finish)
             try:
-                for one in rounds(self.seed, len(actions), self._faults):
-                    self._round(scene, storm, watchman, one)
+                for turn in rounds(self.seed, len(actions), self._faults):
+                    self._round(scene, storm, watcher, turn)
             finally:
-                self._count(scene, storm, watchman)
+                self._count(scene, storm, watcher)
                 self.summary.seconds = time.monotonic() - began
             assert not storm, "the storm is not over"
         return self.summary
 
-    def _round(self, scene: Scene, storm: Storm, watchman: truth.Watchman, one: Round) -> None:
+    def _round(self, scene: Scene, storm: Storm, watcher: truth.OverlapWatcher, turn: Round) -> None:
         began, evicted = time.monotonic(), len(storm.evicted)
-        self._blow(scene, storm, one)
+        self._storm_with_fault(scene, storm, turn)
         stormed = time.monotonic() - began
-        cluster = self._settle(scene, storm)
-        scene.bind_one(QUIET)  # kube-scheduler may have been deaf, and all well only because nobody needed it
-        overcommitted = watchman.take()
-        lies = [lie for probe in scene.probes.values() for lie in probe.lies]
-        assert not lies, "\n".join(lies)
-        allowed = one.fault in OVERLAPS
-        assert allowed or not overcommitted, "\n".join(finding_lines(overcommitted))
-        self.summary.conflicts += len(overcommitted)
-        quiet = time.monotonic() - began - stormed
+        cluster = self._wait_for_recovery(scene, storm)
+        scene.bind_probe_pod(RECOVERY)  # kube-scheduler may have lost its watches unnoticed: no pod needed it
+        double_allocated = watcher.take()
+        false_readiness = [line for probe in scene.probes.values() for line in probe.false_readiness]
+        assert not false_readiness, "\n".join(false_readiness)
+        allowed = turn.fault in OVERLAPS
+        assert allowed or not double_allocated, "\n".join(finding_lines(double_allocated))
+        self.summary.double_allocations += len(double_allocated)
+        recovered = time.monotonic() - began - stormed
         line = (
-            f"round {one.number:>2}: {one.fault} after {one.begins} of {one.actions} actions: {stormed:.1f} s, "
-            f"well again after {quiet:.1f} s; {cluster.bound()} bound, {len(cluster.waiting())} wait"
+            f"round {turn.number:>2}: {turn.fault} after {turn.begins} of {turn.actions} actions: {stormed:.1f} s, "
+            f"recovered after {recovered:.1f} s; {cluster.bound()} bound, {len(cluster.pending())} pending"
         )
-        line += f", {len(storm.evicted) - evicted} evicted and told" if len(storm.evicted) > evicted else ""
+        line += f", {len(storm.evicted) - evicted} evicted with an event" if len(storm.evicted) > evicted else ""
         self.summary.rounds.append(line)
-        self._say(line)
+        self._report(line)
 
-    def _blow(self, scene: Scene, storm: Storm, one: Round) -> None:
-        """The storm goes on in its own thread while the fault lasts."""
+    def _storm_with_fault(self, scene: Scene, storm: Storm, turn: Round) -> None:
+        """The storm continues in its own thread while the fault lasts."""
         errors: list[BaseException] = []
         begins, start = threading.Event(), storm.done
 
-        def blow() -> None:
+        def execute() -> None:
             try:
-                storm.blow(one.begins)
+                storm.execute(turn.begins)
                 begins.set()
-                storm.blow(one.actions - one.begins)
-            except BaseException as wrong:  # told by the main thread
-                errors.append(wrong)
+                storm.execute(turn.actions - turn.begins)
+            except BaseException as error:  # raised in the main thread
+                errors.append(error)
             finally:
                 begins.set()
 
-        thread = threading.Thread(target=blow, name="storm", daemon=True)
+        thread = threading.Thread(target=execute, name="storm", daemon=True)
         thread.start()
         begins.wait()
         try:
             if not errors:
-                FAULTS[one.fault](scene, random.Random(one.seed))
+                FAULTS[turn.fault](scene, random.Random(turn.seed))
         finally:
             thread.join(300)
         if errors:
             raise errors[0]
-        assert storm.done == start + one.actions, "the storm did not end"
+        assert storm.done == start + turn.actions, "the storm did not end"
 
-    def _settle(self, scene: Scene, storm: Storm) -> truth.Cluster:
-        """Until all is well, or what is not after `QUIET`."""
-        began, told = time.monotonic(), 0
+    def _wait_for_recovery(self, scene: Scene, storm: Storm) -> truth.Cluster:
+        """Wait until every invariant holds; raise with the violations after `RECOVERY`."""
+        began, reports = time.monotonic(), 0
         while True:
-            name = scene.leads()
+            name = scene.find_leader()
             leader = scene.replicas[name] if name else None
             cluster = truth.Cluster(scene.kube, SPACE)
-            wrong = truth.wrongs(cluster, scene.kube, SPACE, storm, leader)
-            wrong += [f"{one} is not ready" for one, probe in scene.probes.items() if not probe.is_ready()]
-            if not wrong:
+            violations = truth.violations(cluster, scene.kube, SPACE, storm, leader)
+            violations += [f"{replica} is not ready" for replica, it in scene.probes.items() if not it.is_ready()]
+            if not violations:
                 return cluster
             waited = time.monotonic() - began
-            if waited > 10 * (told + 1):
-                told += 1
-                self._say(f"  not well after {waited:.0f} s: {'; '.join(wrong[:3])}")
-            if waited > QUIET:
-                raise AssertionError(f"not well {QUIET:.0f} s after the fault:\n" + "\n".join(wrong[:20]))
+            if waited > 10 * (reports + 1):
+                reports += 1
+                self._report(f"  not recovered after {waited:.0f} s: {'; '.join(violations[:3])}")
+            if waited > RECOVERY:
+                raise AssertionError(f"not recovered {RECOVERY:.0f} s after the fault:\n" + "\n".join(violations[:20]))
             time.sleep(0.3)
 
-    def _count(self, scene: Scene, storm: Storm, watchman: truth.Watchman) -> None:
+    def _count(self, scene: Scene, storm: Storm, watcher: truth.OverlapWatcher) -> None:
         summary = self.summary
         summary.created, summary.removed, summary.evicted = storm.created, storm.removed, len(storm.evicted)
-        summary.failovers, summary.counts, summary.looks = scene.failovers, scene.counts, watchman.looks
+        summary.failovers, summary.counts, summary.audits = scene.failovers, scene.counts, watcher.audits
         for proxy in scene.proxies.values():
             summary.counts.update(proxy.injected)
             summary.counts["requests through the proxies"] += proxy.requests
         summary.probes = sum(probe.samples for probe in scene.probes.values())
-        summary.lies = [lie for probe in scene.probes.values() for lie in probe.lies]
-        shown = (event.object for event in scene.kubelets.pods.events)
-        bound = {pod["metadata"]["uid"] for pod in shown if pod["spec"].get("nodeName")}
+        summary.false_readiness = [line for probe in scene.probes.values() for line in probe.false_readiness]
+        seen = (event.object for event in scene.kubelets.pods.events)
+        bound = {pod["metadata"]["uid"] for pod in seen if pod["spec"].get("nodeName")}
         summary.bound = len(bound)
 
 
-def total(done: Sequence[Summary]) -> str:
+def total(summaries: Sequence[Summary]) -> str:
     """Several runs in a few lines."""
-    slowest = max((led for one in done for _, led, _ in one.failovers), default=0.0)
+    slowest = max((elected for summary in summaries for _, elected, _ in summary.failovers), default=0.0)
     return (
-        f"chaos: {len(done)} storms (seeds {done[0].seed} to {done[-1].seed}), {sum(len(one.rounds) for one in done)} "
-        f"rounds in {sum(one.seconds for one in done) / 60:.0f} minutes, {sum(one.created for one in done)} pods, "
-        f"{sum(one.bound for one in done)} bound, {sum(one.evicted for one in done)} evicted and told; "
-        f"{sum(len(one.failovers) for one in done)} failovers, the slowest {slowest:.1f} s"
+        f"chaos: {len(summaries)} storms (seeds {summaries[0].seed} to {summaries[-1].seed}), "
+        f"{sum(len(it.rounds) for it in summaries)} rounds in {sum(it.seconds for it in summaries) / 60:.0f} minutes, "
+        f"{sum(it.created for it in summaries)} pods, {sum(it.bound for it in summaries)} bound, "
+        f"{sum(it.evicted for it in summaries)} evicted with an event; "
+        f"{sum(len(it.failovers) for it in summaries)} failovers, the slowest {slowest:.1f} s"
     )

@@ -31,8 +31,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """A fault for some of the requests."""
 
     what: Literal["answer", "lose", "reset", "delay"]
-    """answer: `status`, and the API server never sees it. lose: it is done, and `status` is answered. reset: it is
-    done, and the connection breaks. delay: it is done after `seconds`."""
+    """answer: respond with `status`, and forward nothing. lose: forward the request, and respond with `status`. reset:
+    forward it, and abort the connection. delay: forward it after `seconds`."""
 
     share: float = 1.0  # of the requests that match
     match: str = ""  # a regular expression, found in "METHOD /path"
@@ -56,7 +56,7 @@ class FaultProxy:
         self._rules: tuple[Rule, ...] = ()
         self._dark = False
         self._held = re.compile("(?!)")
-        self._allocation = 0
+        self._held_binds = 0
         self._watches: dict[int, web.Request] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy {name}", daemon=True)
@@ -77,7 +77,7 @@ class FaultProxy:
         self._thread.join(10)
         self._loop.close()
 
-    # --- what a test does to it
+    # --- faults
 
     def inject(self, *rules: Rule) -> None:
         self._rules = rules
@@ -100,12 +100,13 @@ class FaultProxy:
         self._held = re.compile(match)
 
     @property
-    def allocation(self) -> int:
-        return self._allocation
+    def held_binds(self) -> int:
+        """The number of requests that are held now: the Bindings, in a storm."""
+        return self._held_binds
 
     def release(self) -> None:
         self._held = re.compile("(?!)")
-        self._loop.call_soon_threadsafe(self._let_go)
+        self._loop.call_soon_threadsafe(self._open_gate)
 
     # --- in the loop
 
@@ -147,7 +148,7 @@ class FaultProxy:
             _tear(request)
         return len(watches)
 
-    def _let_go(self) -> None:
+    def _open_gate(self) -> None:
         self._gate.set()
         self._gate = asyncio.Event()
 
@@ -161,29 +162,29 @@ class FaultProxy:
 
     async def _answer(self, request: web.Request, body: bytes) -> web.StreamResponse:
         self.requests += 1
-        said = f"{request.method} {request.rel_url.raw_path}"
-        rule = None if "watch" in request.query else self._pick(said)
+        target = f"{request.method} {request.rel_url.raw_path}"
+        rule = None if "watch" in request.query else self._pick(target)
         if self._dark:
             return _torn(request)
         if rule is not None and rule.what == "delay":
             await asyncio.sleep(rule.seconds)
         if rule is not None and rule.what == "answer":
             return _invented(rule.status)
-        if self._held.search(said):
-            self._allocation += 1
+        if self._held.search(target):
+            self._held_binds += 1
             await self._gate.wait()
-            self._allocation -= 1
+            self._held_binds -= 1
         try:
-            answer = await self._pass_on(request, body)
+            response = await self._pass_on(request, body)
         except (ClientError, OSError, TimeoutError):
-            return _torn(request)  # the API server is away
+            return _torn(request)  # the API server is unreachable
         if (rule is not None and rule.what == "reset") or self._dark:
             return _torn(request)
-        return _invented(rule.status) if rule is not None and rule.what == "lose" else answer
+        return _invented(rule.status) if rule is not None and rule.what == "lose" else response
 
-    def _pick(self, said: str) -> Rule | None:
+    def _pick(self, target: str) -> Rule | None:
         for rule in self._rules:
-            if re.search(rule.match, said) and self._dice.random() < rule.share:
+            if re.search(rule.match, target) and self._dice.random() < rule.share:
                 self.injected[f"{rule.what} {rule.status}" if rule.what in ("answer", "lose") else rule.what] += 1
                 return rule
         return None
@@ -226,7 +227,7 @@ def _torn(request: web.Request) -> web.Response:
 
 
 def _invented(status: int) -> web.Response:
-    said = {
+    body = {
         "kind": "Status",
         "apiVersion": "v1",
         "status": "Failure",
@@ -235,4 +236,4 @@ def _invented(status: int) -> web.Response:
         "code": status,
     }
     headers = {"Retry-After": "1"} if status == 429 else {}
-    return web.Response(status=status, body=msgspec.json.encode(said), content_type="application/json", headers=headers)
+    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json", headers=headers)

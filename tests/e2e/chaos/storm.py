@@ -1,8 +1,7 @@
-"""A storm of pods of every dialect that arrive and leave, planned from a seed.
+"""A storm of pods of every dialect that are created and deleted, planned from a seed.
 
-Room:  the plan is pure: the same seed makes the same pods in the same order. Carrying it out bears every outage of the
-       API server: an action is tried until the API server says that it is done.
-Door:  `plan(seed, pods)`, `Storm(kube, namespace, actions)`; `Storm.blow(count)`, `Storm.alive`.
+The plan is pure: the same seed makes the same pods in the same order. Its execution retries each action until the API
+server confirms it, through every outage.
 """
 
 import random
@@ -17,18 +16,18 @@ from tests.e2e.api import ApiError, Kube, Manifest
 from tests.e2e.pods import container, pod, tile
 
 T = TypeVar("T")
-GIVE_UP = 120.0  # seconds of an API server that is away
-LIVE = 200  # pods at one time; about a quarter of them have to wait
+GIVE_UP = 120.0  # seconds that the API server may be unreachable
+LIVE = 200  # pods at one time; about a quarter of them is pending
 PACE = 0.012  # seconds between two actions
 
 Dice = random.Random
 MODELS = ("Tesla T4", "Tesla V100-SXM2-32GB")
 
 
-# ---- one of each ----------------------------------------------------------------------------------------------------
+# ---- kinds of pods --------------------------------------------------------------------------------------------------
 
 
-def _ours(dice: Dice, name: str) -> Manifest:
+def _gputile(dice: Dice, name: str) -> Manifest:
     return tile(name, dice.choice((1000, 2000, 3000, 5000, 8000)))
 
 
@@ -98,8 +97,8 @@ def _vgpu(dice: Dice, name: str) -> Manifest:
 
 
 KINDS: tuple[Callable[[Dice, str], Manifest], ...] = (
-    _ours,
-    _ours,
+    _gputile,
+    _gputile,
     _with_cores,
     _whole,
     _several_cards,
@@ -122,7 +121,7 @@ KINDS: tuple[Callable[[Dice, str], Manifest], ...] = (
 
 
 class Action(msgspec.Struct, frozen=True):
-    """Make a pod, or let one go: by deletion, or (if it runs) because its work is done."""
+    """Create a pod, delete it, or (if it runs) let it finish and then delete it."""
 
     what: Literal["create", "delete", "finish"]
     name: str
@@ -130,7 +129,7 @@ class Action(msgspec.Struct, frozen=True):
 
 
 def plan(seed: int, pods: int) -> list[Action]:
-    """Every pod arrives; those beyond `LIVE` push others out, in an order that only the seed knows."""
+    """Every pod is created; above `LIVE` pods, others are deleted, in the order of the seed."""
     return list(_actions(random.Random(seed), pods))
 
 
@@ -141,27 +140,27 @@ def _actions(dice: Dice, pods: int) -> Iterator[Action]:
         yield Action("create", name, dice.choice(KINDS)(dice, name))
         live.append(name)
         while len(live) > LIVE or (len(live) > LIVE // 3 and dice.random() < 0.3):
-            goes = live.pop(dice.randrange(len(live)))
-            yield Action("finish" if dice.random() < 0.2 else "delete", goes)
+            removed = live.pop(dice.randrange(len(live)))
+            yield Action("finish" if dice.random() < 0.2 else "delete", removed)
 
 
 class Storm:
-    """Carries a plan out, piece by piece."""
+    """Executes a plan, some actions at a time."""
 
     def __init__(self, kube: Kube, namespace: str, actions: list[Action], finish: Callable[[str], bool]) -> None:
-        """`finish` lets a running pod end by itself; False: it does not run."""
+        """`finish` lets the containers of a running pod exit, and returns False for a pod that does not run."""
         self._kube, self._namespace, self._finish = kube, namespace, finish
         self._left = list(reversed(actions))
-        self.alive: dict[str, str] = {}  # by name: the UID of what must be there
-        self.evicted: dict[str, str] = {}  # those that were evicted and told, taken off `alive`
+        self.alive: dict[str, str] = {}  # by name: the UID of each pod that must exist
+        self.evicted: dict[str, str] = {}  # pods evicted with an event, removed from `alive`
         self.done = 0
         self.created = self.removed = 0
 
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def blow(self, count: int) -> None:
-        """The next actions."""
+    def execute(self, count: int) -> None:
+        """Execute the next actions."""
         for _ in range(min(count, len(self._left))):
             self._do(self._left.pop())
             self.done += 1
@@ -171,48 +170,48 @@ class Storm:
         if action.what == "create":
             assert action.manifest is not None
             manifest = action.manifest
-            made = patient(lambda: self._create(manifest), f"creating {action.name}")
-            self.alive[action.name] = made["metadata"]["uid"]
+            pod = retry(lambda: self._create(manifest), f"creating {action.name}")
+            self.alive[action.name] = pod["metadata"]["uid"]
             self.created += 1
             return
         uid = self.alive.pop(action.name, None)
         if uid is None:
-            return  # evicted, and taken off the list
+            return  # evicted, and no longer in the list
         self.removed += 1
         if action.what == "finish":
-            patient(lambda: self._finish(action.name), f"finishing {action.name}")
-        patient(lambda: self._delete(action.name, uid), f"deleting {action.name}")
+            retry(lambda: self._finish(action.name), f"finishing {action.name}")
+        retry(lambda: self._delete(action.name, uid), f"deleting {action.name}")
 
     def _create(self, manifest: Manifest) -> Manifest:
         try:
             return self._kube.create(manifest, self._namespace)
-        except ApiError as no:
-            if no.reason != "AlreadyExists":
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
                 raise
-            return self._kube.get("Pod", manifest["metadata"]["name"], self._namespace)  # an answer that got lost
+            return self._kube.get("Pod", manifest["metadata"]["name"], self._namespace)  # its response was lost
 
     def _delete(self, name: str, uid: str) -> bool:
         try:
             self._kube.delete("Pod", name, self._namespace, only={"uid": uid})
-        except ApiError as no:
-            if no.status != 404:
+        except ApiError as error:
+            if error.status != 404:
                 raise
         return True
 
 
-def patient(work: Callable[[], T], what: str, seconds: float = GIVE_UP) -> T:
-    """Do it again until the API server is there and takes it. A definite no is raised."""
+def retry(work: Callable[[], T], what: str, seconds: float = GIVE_UP) -> T:
+    """Retry until the API server accepts the request. A definite rejection is raised."""
     deadline = time.monotonic() + seconds
     while True:
-        wrong: Any
+        last: Any
         try:
             return work()
-        except ApiError as no:
-            if no.status < 500 and no.status not in (401, 403, 409, 429):
+        except ApiError as error:
+            if error.status < 500 and error.status not in (401, 403, 409, 429):
                 raise
-            wrong = no
-        except (OSError, HTTPException) as no:
-            wrong = no
+            last = error
+        except (OSError, HTTPException) as error:
+            last = error
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not done in {seconds:.0f} s: {wrong}")
+            raise AssertionError(f"{what}: not done in {seconds:.0f} s: {last}")
         time.sleep(0.1)

@@ -1,11 +1,11 @@
-"""A machine's namespaces: `spaces.py new HOSTNAME BIND...`, `spaces.py enter PID SPACES PROGRAM ARG...`.
+"""A machine's Linux namespaces: `linux_namespaces.py new HOSTNAME BIND...` and `... enter PID TYPES PROGRAM ARG...`.
 
-Room:  a script, run between fork and exec as tether.py is; it imports nothing of the tests.
-       `new` makes namespaces for processes, mounts, network and host name, and starts their process 1, which mounts
-       what the BINDs say (FROM=TO, or FROM=TO=ro), touches /run/booted and then only buries the dead. It lives until
-       it is told to stop or its parent dies; then the kernel kills all others there, and mounts and network go too.
-       `enter` runs a program in the SPACES (mnt,pid,uts,net) of the `new` that has this PID.
-Door:  `machines.Machine`.
+A script that `machines.Machine` runs between fork and exec; it must not import other modules of the tests.
+
+`new` creates PID, mount, network and UTS namespaces and starts their process 1, which bind-mounts each BIND (FROM=TO,
+or FROM=TO=ro), touches /run/booted and then only reaps orphans. It runs until it gets SIGTERM or its parent dies; then
+the kernel kills every other process of the PID namespace, and removes mounts and network.
+`enter` runs a program in the namespaces of these TYPES (mnt,pid,uts,net) of the `new` with this PID.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 1, 32, 4096, 16384, 1 << 18, 1 << 20
 PR_SET_PDEATHSIG = 1
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-DEAF = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+BLOCKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,19 +36,19 @@ def main() -> None:
 
 def new(hostname: str, binds: list[str]) -> NoReturn:
     _call(LIBC.unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID | CLONE_NEWNET), "unshare")
-    _end_with(lambda: _be_process_one(hostname, binds))
+    _run_and_exit(lambda: _run_process_one(hostname, binds))
 
 
-def _be_process_one(hostname: str, binds: list[str]) -> NoReturn:
+def _run_process_one(hostname: str, binds: list[str]) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    _mount("none", "/", MS_REC | MS_PRIVATE)  # first of all: from here on no mount is seen outside
+    _mount("none", "/", MS_REC | MS_PRIVATE)  # first of all: later mounts do not propagate to the host
     _mount("proc", "/proc", 0, "proc")
     for bind in binds:
         _bind(*bind.split("="))
-    _mount("none", "/", MS_REC | MS_SHARED)  # as on a machine run by systemd
+    _mount("none", "/", MS_REC | MS_SHARED)  # as systemd does
     socket.sethostname(hostname)
     _loopback_up()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries orphans
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
     Path("/run/booted").touch()
     while True:
         signal.pause()
@@ -65,22 +65,22 @@ def _loopback_up() -> None:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
 
 
-def enter(keeper: int, spaces: list[str], argv: list[str]) -> NoReturn:
+def enter(pid: int, types: list[str], argv: list[str]) -> NoReturn:
     cwd = Path.cwd()
-    links = [f"/proc/{keeper}/ns/{'pid_for_children' if space == 'pid' else space}" for space in spaces]
-    doors = [os.open(link, os.O_RDONLY | os.O_CLOEXEC) for link in links]  # all, before the view of /proc changes
-    for door in doors:
-        _call(LIBC.setns(door, 0), "setns")
+    links = [f"/proc/{pid}/ns/{'pid_for_children' if kind == 'pid' else kind}" for kind in types]
+    descriptors = [os.open(link, os.O_RDONLY | os.O_CLOEXEC) for link in links]  # all, before /proc changes
+    for descriptor in descriptors:
+        _call(LIBC.setns(descriptor, 0), "setns")
     os.chdir(cwd)
-    _end_with(lambda: os.execvp(argv[0], argv))
+    _run_and_exit(lambda: os.execvp(argv[0], argv))
 
 
-def _end_with(program: Callable[[], NoReturn]) -> NoReturn:
-    """Fork (a namespace of processes takes in only children), wait, and end as the child does.
+def _run_and_exit(program: Callable[[], NoReturn]) -> NoReturn:
+    """Fork (only children enter a PID namespace), wait, and exit with the child's status.
 
-    Who stops us signals our whole group, so the child hears it as well; we wait for it to end in its own time.
+    Signals go to the whole process group, so the child receives them as well; this process only waits for its exit.
     """
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     child = os.fork()
     if child == 0:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

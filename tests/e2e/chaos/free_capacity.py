@@ -22,25 +22,29 @@ class Free(msgspec.Struct, frozen=True):
     tenants: int
 
 
-def could_take(asked: PodRequest, free: Mapping[str, Sequence[Free]]) -> list[str] | None:
-    """The nodes with a GPU that fits the pod, whatever else it needs; None: not judged here."""
-    wanted = [ask for ask in asked.asks if ask.cards]
-    if len(wanted) != 1 or wanted[0].cards != 1:
+def fitting_nodes(request: PodRequest, free: Mapping[str, Sequence[Free]]) -> list[str] | None:
+    """The nodes with a GPU that fits the pod, regardless of CPU and memory; None: the pod requests several tiles."""
+    asks = [ask for ask in request.asks if ask.cards]
+    if len(asks) != 1 or asks[0].cards != 1:
         return None
-    return [name for name, cards in free.items() if any(_takes(asked, one) for one in cards)]
+    return [name for name, cards in free.items() if any(_fits(request, card) for card in cards)]
 
 
-def _takes(asked: PodRequest, free: Free) -> bool:
-    (ask,) = (ask for ask in asked.asks if ask.cards)
-    card, rule = free.card, asked.constraints
+def _fits(request: PodRequest, free: Free) -> bool:
+    (ask,) = (ask for ask in request.asks if ask.cards)
+    card, constraints = free.card, request.constraints
     if not (card.healthy and not card.cordoned and not card.in_mig_mode):
         return False
-    if not (rule.accepts_model(card.model) and rule.accepts_uuid(card.uuid) and rule.accepts_mode(card.mode)):
+    if not (
+        constraints.accepts_model(card.model)
+        and constraints.accepts_uuid(card.uuid)
+        and constraints.accepts_mode(card.mode)
+    ):
         return False
-    if (ask.exclusive or rule.idle) and free.tenants:
+    if (ask.exclusive or constraints.idle) and free.tenants:
         return False
     return (
         free.memory >= ask.memory_of(card.memory)
         and free.cores >= max(ask.cores, 1)  # a GPU whose cores are fully allocated takes no pod
-        and (asked.dialect not in SLOT_DIALECTS or free.slots >= 1)
+        and (request.dialect not in SLOT_DIALECTS or free.slots >= 1)
     )
