@@ -16,8 +16,10 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
 def classes(path: Path) -> list[ast.ClassDef]:
-    return [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
+    top = [node for node in parsed(path).body if isinstance(node, ast.ClassDef)]
+    return [*top, *(node for outer in top for node in outer.body if isinstance(node, ast.ClassDef))]
 
 
 def test_no_two_public_classes_share_a_name() -> None:

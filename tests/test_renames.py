@@ -1,6 +1,7 @@
 """The table of old and new public words in the CHANGELOG: every new word exists, and no old word is left."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ METRICS = {**names.scheduler(), **names.agent()}
 SETTINGS = {"setting": scheduler.SETTINGS.names(), "setting (agent)": agent.SETTINGS.names()}
 
 
+@cache
 def words_of(what: str) -> set[str]:
     """The words of this kind that the code has."""
     if what in SETTINGS:

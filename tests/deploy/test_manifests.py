@@ -23,7 +23,7 @@ AGENTS = "gputile-agents"
 
 def objects(file: str) -> dict[tuple[str, str], Any]:
     """The objects of a file by kind and name."""
-    manifests = [each for each in yaml.safe_load_all((DEPLOY / file).read_text()) if each]
+    manifests = [each for each in yaml.load_all((DEPLOY / file).read_text(), yaml.CSafeLoader) if each]
     by_name = {(each["kind"], each["metadata"]["name"]): each for each in manifests}
     assert len(by_name) == len(manifests)
     return by_name

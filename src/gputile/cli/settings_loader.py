@@ -8,6 +8,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -180,9 +181,12 @@ def _meanings(of: type[msgspec.Struct]) -> dict[str, str]:
 # ---- trees of settings ----------------------------------------------------------------------------------------------
 
 
+_hints = cache(get_type_hints)
+
+
 def _fields(of: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, Any, bool]]:
     """Dotted name, default, and whether it is a list."""
-    hints = get_type_hints(of)
+    hints = _hints(of)
     for field in msgspec.structs.fields(of):
         section = _section(of, field.name)
         if section is not None:
@@ -192,14 +196,14 @@ def _fields(of: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, Any, b
 
 
 def _section(of: type[msgspec.Struct], name: str) -> type[msgspec.Struct] | None:
-    hint = get_type_hints(of)[name]
+    hint = _hints(of)[name]
     return hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
 
 
 def _choices(of: type[msgspec.Struct], name: str) -> tuple[str, ...]:
     """The words that a setting allows; empty when it takes any value of its type."""
     head, _, rest = name.partition(".")
-    hint = get_type_hints(of).get(head)
+    hint = _hints(of).get(head)
     if rest:
         section = _section(of, head)
         return _choices(section, rest) if section is not None else ()

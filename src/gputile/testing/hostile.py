@@ -8,6 +8,7 @@ share them.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from gputile.dialects import gpushare, gputile, hami
@@ -78,6 +79,7 @@ def keys(prefix: str = "gputile.io/", count: int = 17_000) -> dict[str, str]:
     return {f"{prefix}{n:04x}": "" for n in range(count)}
 
 
+@cache
 def listed(item: str = "{:05x}", count: int = 45_000, most: int = ANNOTATIONS - 64) -> str:
     """A list with commas, cut at the limit of the API server."""
     return ",".join(item.format(n) for n in range(count))[:most].rpartition(",")[0]
