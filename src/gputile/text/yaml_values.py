@@ -22,6 +22,24 @@ FLOAT = re.compile(
 LONGEST_NUMBER = 100  # characters; Python refuses to print much longer ones
 MERGE = object()  # the key `<<`
 
+SYNTAX = {
+    "mapping values are not allowed": "a `: ` where no mapping can begin; quote the text, or check the indentation",
+    "did not find expected key": "a key or the end of the mapping is expected; check the indentation",
+    "could not find expected ':'": "a key has no `:`",
+    "cannot start any token": "a tab or a reserved character begins a value; use spaces, or quote the value",
+    "expected ',' or ']'": "a list in brackets lacks a comma or its `]`",
+    "expected ',' or '}'": "a mapping in braces lacks a comma or its `}`",
+    "unexpected end of stream": "a quoted text has no closing quote",
+    "expected '-' indicator": "the items of a list have different indentations",
+    "sequence entries are not allowed": "a `- ` where no list can begin; check the indentation",
+    "control characters are not allowed": "it has a control character",
+    "special characters are not allowed": "it has a control character",
+    "expected node content": "a value is missing",
+    "undefined tag handle": "unknown tag",
+    "UTF-": "it is not valid UTF-8",
+}
+"""What libyaml and PyYAML report, by a part of their sentence, in words of our own."""
+
 
 def built(text: str | bytes, limits: DocumentLimits) -> list[Any]:
     """The values of all documents."""
@@ -36,8 +54,9 @@ def _events(text: str | bytes) -> Iterator[Any]:
         yield from yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise NotYaml(problem[:200], mark.line + 1 if mark else 0) from None
+        problem = getattr(error, "problem", None) or str(error)
+        known = (text for part, text in SYNTAX.items() if part in problem)
+        raise NotYaml(next(known, "the syntax is invalid"), mark.line + 1 if mark else 0) from None
     except UnicodeError:
         raise NotYaml("it is not valid UTF-8") from None
 
