@@ -155,10 +155,10 @@ def test_kubectl_prints_useful_columns(served: Served, kube: Kube) -> None:
         on_card(kube, "train", memory=6000)
         until_shown(pods, "train", seconds=5)
     header, *rows = columns(plane.kubectl("get", "gpuinfos"))
-    assert header == ["NAME", "CARDS", "BUSY", "MEMORY", "SICK", "HEALTH", "HEARTBEAT", "MODELS", "AGE"]
+    assert header == ["NAME", "GPUS", "BUSY", "MEMORY", "UNHEALTHY", "HEALTH", "HEARTBEAT", "MODELS", "AGE"]
     assert rows[0][:6] == [NODE, "2", "1", "6000/32000Mi", "0", "UnKnow"]
     header, *rows = columns(plane.kubectl("get", "podresources", "-A"))
-    assert header == ["NAMESPACE", "NAME", "NODE", "PHASE", "CARDS", "MEMORY", "CORES", "USED", "AGE"]
+    assert header == ["NAMESPACE", "NAME", "NODE", "PHASE", "GPUS", "MEMORY", "CORES", "USED", "AGE"]
     assert rows[0][:4] == ["default", "train", NODE, "Pending"]
     assert rows[0][5] == "6000Mi"
     wide = plane.kubectl("get", "podresources", "-o", "wide")
