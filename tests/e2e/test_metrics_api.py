@@ -42,9 +42,13 @@ class Served:
         self.plane, self.replica, self.port = plane, replica, port
 
     def is_available(self) -> bool:
+        """The API server forwards requests a moment after it has written the condition."""
         services = [self.plane.kube.get("APIService", name) for name in API_SERVICES]
         conditions = [it for service in services for it in service.get("status", {}).get("conditions", [])]
-        return [it["status"] for it in conditions if it["type"] == "Available"] == ["True", "True"]
+        available = [it["status"] for it in conditions if it["type"] == "Available"]
+        return available == ["True", "True"] and all(
+            self.plane.kube.raw("GET", it)[0] == 200 for it in (ROOT, OLD_ROOT)
+        )
 
     def direct(
         self, client: Pair | None = None, path: str = f"{ROOT}/gpuinfos", **headers: str

@@ -28,6 +28,10 @@ def allocatable(site: Site, resource: str) -> str | None:
 
 
 def test_the_node_has_the_inventory_and_the_resources_of_its_cards(site: Site) -> None:
+    counted = ("aliyun.com/gpu-mem", "nvidia.com/gpu", "tencent.com/vcuda-core", "elasticgpu.io/gpu-core")
+    wait_until(
+        lambda: all(allocatable(site, name) for name in counted), 15, "the kubelet counts every plugin's devices"
+    )
     node = node_a(site)
     assert Counter(card["model"] for card in cards(site)) == {A100: 4, T4: 4}
     offered = node["status"]["allocatable"]
