@@ -20,7 +20,7 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## The main job on an embedded in-memory cluster; ends by itself
 	@$(BIN)/gputile demo
 
-test: $(READY) ## Unit tests, one process per core: no network, no sleeping
+test: $(READY) ## Unit tests, one process more than cores: no network
 	$(PYTEST) --numprocesses auto --dist worksteal
 
 coverage: $(READY) ## Unit tests once more, with the share of lines that they run

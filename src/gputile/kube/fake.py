@@ -207,7 +207,7 @@ class MemoryApi:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of JSON: an eighth of the time of `copy.deepcopy`."""
+    """A copy of JSON, several times faster than `copy.deepcopy`."""
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     return [_copied(item) for item in value] if isinstance(value, list) else value
