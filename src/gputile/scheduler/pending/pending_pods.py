@@ -163,13 +163,14 @@ class PendingPods:
 
     def _forget_gone(self) -> None:
         """Forget pods that are bound or deleted, and pods that the watch never showed."""
-        pending_pods, now = self._cluster_state.pending, self._clock()
+        pending_pods, now, self._unseen = self._cluster_state.pending, self._clock(), 0
         for uid, pending in list(self._pending.items()):
             if uid in pending_pods:
                 pending.is_seen = True
             elif pending.is_seen or now - pending.refused_at > UNSEEN_TTL:
                 del self._pending[uid]
-        self._unseen = sum(not pending.is_seen for pending in self._pending.values())
+            else:
+                self._unseen += 1
 
     def _inherit(self) -> None:
         """The previous leader may have rejected pods that kube-scheduler never retries by itself."""
