@@ -87,6 +87,11 @@ def complaints(path: Path, texts: list[tuple[int, str]]) -> list[str]:
     return found
 
 
+def may_have_old_words(text: str) -> bool:
+    """Whether any token of a module could be complained about. Splitting all modules into tokens takes seconds."""
+    return bool(ANY.search(text) or ANY.search(BETWEEN_WORDS.sub(" ", text)))
+
+
 def words_of(path: Path) -> list[tuple[int, str]]:
     """Strings, docstrings, comments and names (as words) of a module, each with its line."""
     prose = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
@@ -110,7 +115,8 @@ def test_a_manifest_uses_the_words_of_the_field(manifest: Path) -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_the_code_uses_the_words_of_the_field(folder: str) -> None:
-    found = [complaints(module, words_of(module)) for module in modules(folder)]
+    suspects = [module for module in modules(folder) if may_have_old_words(module.read_text())]
+    found = [complaints(module, words_of(module)) for module in suspects]
     assert [complaint for each in found for complaint in each] == []
 
 
