@@ -21,8 +21,7 @@ from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.engine.fleet.fleet import Fleet
 from gputile.ledger.events import Unreserved
 from gputile.ledger.ledger import Ledger
-from gputile.model.cards import NodeView
-from gputile.model.grants import Use
+from gputile.model.cards import NodeView, Use
 from gputile.model.requests import PodRequest
 from gputile.scheduler.extender.filter import FilterService
 from gputile.scheduler.extender_api import read_filter, write_filter

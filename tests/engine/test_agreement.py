@@ -1,6 +1,6 @@
 """Three answers to one query: the scalar `place`, the vectorised `Fleet`, and brute force.
 
-Deliberate bugs that it caught: `Demand.fits_cores` without the rule about cards without free cores; `_pair_fits`
+Deliberate bugs that it caught: `Use.fits_cores` without the rule about cards without free cores; `_pair_fits`
 without `contested` (two containers on one card that fits one); `_greedy` without the search after it (the fleet
 rejected what fits after backtracking), or without marking a whole card as taken; exclusive containers allowed beside
 others of their pod; sidecars left out of the runs of later init containers; shares not updated; `listed` used instead
@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.placement.place import Placement, fits, place
 from gputile.engine.placement.shares import free_capacity_share
-from gputile.model.cards import Card, NodeView
-from gputile.model.grants import Use
+from gputile.model.cards import Card, NodeView, Use
 from gputile.model.refusals import NodeReason, Refusal
 from gputile.model.requests import Constraints, PodRequest, Role, Strength
 from tests.effort import examples

@@ -24,7 +24,8 @@ from gputile.engine.placement.topology import largest_linked
 from gputile.ledger.events import Confirmed
 from gputile.ledger.ledger import Ledger
 from gputile.model.allocations import Allocation
-from gputile.model.grants import ContainerGrant, Grant, Tile, Use
+from gputile.model.cards import Use
+from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.refusals import BadRequest, RequestError
 from gputile.model.requests import Role, most_at_once, phases
 from gputile.testing.builders import ask, node, pod, wants

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from gputile.engine.explanation import explain
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.victims import Victim
-from gputile.model.cards import NodeView
-from gputile.model.grants import Use
+from gputile.model.cards import NodeView, Use
 from gputile.model.refusals import NodeReason
 from gputile.model.requests import ModelRule, PodRequest
 from gputile.testing.builders import NodeBuilder, ask, node, wants

@@ -7,9 +7,8 @@ from gputile.engine.fleet import fleet as fleet_module
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.placement.place import Placement
 from gputile.engine.search_budget import SearchBudget
-from gputile.model.cards import NodeView
+from gputile.model.cards import NodeView, Use
 from gputile.model.errors import InputError
-from gputile.model.grants import Use
 from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeReason
 from gputile.model.requests import ContainerRequest, PodRequest, Role
 from gputile.testing.builders import NodeBuilder, ask, node, wants

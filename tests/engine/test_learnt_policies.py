@@ -23,7 +23,7 @@ from gputile.engine.policies.workload_model import (
     tables,
     task_of,
 )
-from gputile.model.grants import Use
+from gputile.model.cards import Use
 from gputile.model.requests import ModelRule, PodRequest
 from gputile.testing.builders import NodeBuilder, ask, node, wants
 from tests.effort import examples

@@ -13,8 +13,7 @@ from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.placement.place import Placement, place, searched
 from gputile.engine.search_budget import FREE_STEPS, SearchBudget
 from gputile.engine.victims import Victim, victims
-from gputile.model.cards import NodeView
-from gputile.model.grants import Use
+from gputile.model.cards import NodeView, Use
 from gputile.model.refusals import NodeReason, Refusal
 from gputile.model.requests import PodRequest, Strength
 from gputile.testing.builders import ask, node, wants

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gputile.engine.placement.place import fits
 from gputile.engine.victims import RequestAfterEviction, Victim, cost, victims, without
-from gputile.model.cards import NodeView
-from gputile.model.grants import Use
+from gputile.model.cards import NodeView, Use
 from gputile.model.requests import PodRequest, QuotaAllowance
 from gputile.testing.builders import ask, node, wants
 from tests.effort import examples

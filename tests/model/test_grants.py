@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.model.cards import Card
-from gputile.model.grants import ContainerGrant, Grant, Tile, Use, take
+from gputile.model.cards import Card, Use
+from gputile.model.grants import ContainerGrant, Grant, Tile, take
 from gputile.model.requests import Role, phases
 from gputile.testing.builders import ask
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gputile.model.grants import Use
+from gputile.model.cards import Use
 from gputile.model.quotas import Amount, Limit, Quota
 from gputile.quota.arithmetic import Overrun, add, cost, overrun, subtract
 from gputile.testing.builders import node

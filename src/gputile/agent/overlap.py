@@ -3,10 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 from gputile.dialects.parsing import shortened
-from gputile.model.cards import Card
-from gputile.model.grants import Grant, Use
-
-NOTHING = Use(0, 0, 0)
+from gputile.model.cards import NOTHING, Card, Use
+from gputile.model.grants import Grant
 
 
 class CardAllocations:
@@ -19,8 +17,7 @@ class CardAllocations:
 
     def add(self, uses: Mapping[str, Use]) -> None:
         for uuid, use in uses.items():
-            before = self.of(uuid)
-            self._uses[uuid] = Use(before.memory + use.memory, before.cores + use.cores, before.slots + use.slots)
+            self._uses[uuid] = self.of(uuid) + use
 
     def of(self, uuid: str) -> Use:
         return self._uses.get(uuid, NOTHING)

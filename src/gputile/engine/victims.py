@@ -7,7 +7,9 @@ started. A search that is cut short returns no victims rather than too many.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import reduce
 from itertools import chain, combinations, islice
+from operator import add
 
 import msgspec
 
@@ -15,8 +17,7 @@ from gputile.engine.placement.place import fits
 from gputile.engine.placement.units import split
 from gputile.engine.search_budget import SearchBudget
 from gputile.model.allocations import Allocation
-from gputile.model.cards import FreeCapacity, NodeView
-from gputile.model.grants import Use
+from gputile.model.cards import FreeCapacity, NodeView, Use
 from gputile.model.requests import PodRequest
 from gputile.model.units import MiB, Millicores
 
@@ -71,7 +72,7 @@ class Victim(msgspec.Struct, frozen=True, kw_only=True):
 def without(view: NodeView, evicted: Collection[Victim]) -> NodeView:
     """The node after the eviction of these pods."""
     free_by_card = [
-        _freed(free, [holder.uses[card.uuid] for holder in evicted if card.uuid in holder.uses])
+        reduce(add, (holder.uses[card.uuid] for holder in evicted if card.uuid in holder.uses), free)
         for card, free in zip(view.node.cards, view.free_by_card, strict=True)
     ]
     return NodeView(
@@ -79,15 +80,6 @@ def without(view: NodeView, evicted: Collection[Victim]) -> NodeView:
         free_by_card=tuple(free_by_card),
         cpu=view.cpu + sum(holder.cpu for holder in evicted),
         memory=view.memory + sum(holder.memory for holder in evicted),
-    )
-
-
-def _freed(free: FreeCapacity, uses: list[Use]) -> FreeCapacity:
-    return FreeCapacity(
-        free.memory + sum(use.memory for use in uses),
-        free.cores + sum(use.cores for use in uses),
-        free.slots + sum(use.slots for use in uses),
-        free.tenants - len(uses),
     )
 
 
@@ -232,7 +224,7 @@ def _sets_of(
             if number % LOOKS_PER_STEP == 0 and not tries.spend():
                 return
             key = tuple(holder.pod for holder in chosen)
-            if key not in seen and need.fits(_freed(free, [holder.uses[card.uuid] for holder in chosen])):
+            if key not in seen and need.fits(reduce(add, (holder.uses[card.uuid] for holder in chosen), free)):
                 seen.add(key)
                 yield chosen
 

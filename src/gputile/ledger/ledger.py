@@ -18,15 +18,16 @@ reported.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import reduce
+from operator import sub
 
 import msgspec
 
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.victims import Victim
-from gputile.ledger.card_capacity import capacity_left, cards_short
 from gputile.ledger.events import (
     Assumed,
     Compared,
@@ -53,9 +54,9 @@ from gputile.ledger.events import (
 )
 from gputile.ledger.unplaced import UnplacedAllocations
 from gputile.model.allocations import Allocation
-from gputile.model.cards import FreeCapacity, Node, NodeView
+from gputile.model.cards import NOTHING, FreeCapacity, Node, NodeView, Use
 from gputile.model.errors import Overcommitted
-from gputile.model.grants import Grant, Use
+from gputile.model.grants import Grant
 from gputile.quota.usage import QuotaUsage
 
 
@@ -311,7 +312,7 @@ class Ledger:
 
     def _short_for(self, pod: str, allocation: Allocation) -> list[str]:
         with self.without_claims_of(pod, allocation.priority) as fleet:
-            return cards_short(fleet, allocation)
+            return cards_failing(fleet, allocation, Use.fits)
 
     def beyond_quota(self, allocation: Allocation) -> str:
         """Why the quota of the pod's namespace forbids this allocation; "" when it allows it. What the pod holds
@@ -379,7 +380,7 @@ class Ledger:
         pods = self._on_node[allocation.node] if self._nominations else ()
         nominated = [a for pod in pods if (a := self._open_nomination(pod)) is not None]
         with self._without(nominated):
-            return cards_short(self.fleet, allocation, taken=True)
+            return cards_failing(self.fleet, allocation, not_overcommitted)
 
     def _correct(self, pod: str, grant: Grant) -> list[Instruction]:
         entry = self._entries.get(pod)
@@ -507,7 +508,7 @@ class Ledger:
         if self.quota_usage.quotas:
             self.quota_usage.refund(allocation.pod)
         if self._disputed & uses.keys():
-            self._disputed -= uses.keys() - set(cards_short(self.fleet, allocation, taken=True))
+            self._disputed -= uses.keys() - set(cards_failing(self.fleet, allocation, not_overcommitted))
 
     # ---- audit ------------------------------------------------------------------------------------------------------
 
@@ -543,13 +544,12 @@ class Ledger:
         for card, free in zip(view.node.cards, view.free_by_card, strict=True):
             uses = [use for a in (*held, *nominated) if (use := a.uses().get(card.uuid)) is not None]
             uses += [kept[card.uuid]] if card.uuid in kept else []
-            if free != capacity_left(FreeCapacity.of(card), uses):
+            if free != reduce(sub, uses, FreeCapacity.of(card)):
                 raise Overcommitted(
                     self._alarm(f"{card.uuid} of {name}: the free capacity is not what its pods leave", card.uuid)
                 )
-            left = capacity_left(
-                FreeCapacity.of(card), [use for a in held if (use := a.uses().get(card.uuid)) is not None]
-            )
+            own = [use for a in held if (use := a.uses().get(card.uuid)) is not None]
+            left = reduce(sub, own, FreeCapacity.of(card))
             if min(left.memory, left.cores, left.slots) < 0 and card.uuid not in self._disputed:
                 raise Overcommitted(self._alarm(f"{card.uuid} of {name} is allocated beyond its size", card.uuid))
         cpu = view.node.cpu - sum(a.cpu for a in (*held, *nominated))
@@ -568,3 +568,17 @@ def _is_reservation(entry: LedgerEntry | None) -> bool:
 
 def _extent(allocation: Allocation) -> tuple[str, dict[str, Use], int]:
     return allocation.node, allocation.uses(), allocation.unplaced
+
+
+def cards_failing(fleet: Fleet, allocation: Allocation, fits: Callable[[Use, FreeCapacity], bool]) -> list[str]:
+    """The cards of the allocation that are unknown, or for which `fits` is false."""
+    node, uses = allocation.node, allocation.uses()
+    if node not in fleet:
+        return sorted(uses) or [node]
+    pairs = ((uuid, use, fleet.free_capacity(node, uuid)) for uuid, use in uses.items())
+    return [uuid for uuid, use, free in pairs if free is None or not fits(use, free)]
+
+
+def not_overcommitted(_: Use, free: FreeCapacity) -> bool:
+    """With the use already subtracted."""
+    return NOTHING.fits_beside(free)

@@ -8,8 +8,7 @@ something else on the node changes; only the number matters.
 from collections.abc import KeysView
 
 from gputile.engine.fleet.fleet import Fleet
-from gputile.model.cards import FreeCapacity
-from gputile.model.grants import Use
+from gputile.model.cards import FreeCapacity, Use
 
 
 class UnplacedAllocations:

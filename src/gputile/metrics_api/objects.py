@@ -12,8 +12,8 @@ import msgspec
 
 from gputile.dialects.kube_objects import Pod
 from gputile.ledger.ledger import LedgerEntry
-from gputile.model.cards import Card, Node
-from gputile.model.grants import Grant, Tile, Use
+from gputile.model.cards import Card, Node, Use
+from gputile.model.grants import Grant, Tile
 from gputile.model.usage import CardUsage, PodUsage
 
 GROUP, VERSION = "metrics.nvidia.com", "v1alpha1"

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from gputile.model.grants import Grant, Use
+from gputile.model.cards import Use
+from gputile.model.grants import Grant
 from gputile.model.units import MiB, Millicores
 
 

@@ -56,17 +56,57 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FreeCapacity(msgspec.Struct, frozen=True):
-    """What is free on one card. A card overcommitted by other schedulers has negative numbers, which mean none."""
+    """What is free on one card. A card overcommitted by other schedulers has negative numbers, which mean none.
+
+    `free - use` is what is left when one more pod holds `use`, `free + use` what is free after that pod has gone.
+    """
 
     memory: MiB
     cores: Percent
     slots: int
     tenants: int = 0  # pods that hold a tile of the card
 
+    def __sub__(self, use: "Use") -> "FreeCapacity":
+        return FreeCapacity(self.memory - use.memory, self.cores - use.cores, self.slots - use.slots, self.tenants + 1)
+
+    def __add__(self, use: "Use") -> "FreeCapacity":
+        return FreeCapacity(self.memory + use.memory, self.cores + use.cores, self.slots + use.slots, self.tenants - 1)
+
     @classmethod
     def of(cls, card: Card) -> "FreeCapacity":
         """The whole card, with no pod on it."""
         return cls(card.memory, card.cores, card.slots)
+
+
+class Use(msgspec.Struct, frozen=True):
+    """What one pod, or several together, hold or need of one card."""
+
+    memory: MiB
+    cores: Percent
+    slots: int
+
+    def __add__(self, other: "Use") -> "Use":
+        return Use(self.memory + other.memory, self.cores + other.cores, self.slots + other.slots)
+
+    def fits(self, free: FreeCapacity) -> bool:
+        return self.fits_memory(free) and self.fits_cores(free) and self.fits_slots(free)
+
+    def fits_memory(self, free: FreeCapacity) -> bool:
+        return free.memory >= self.memory
+
+    def fits_cores(self, free: FreeCapacity) -> bool:
+        # A card whose cores are all allocated takes no tile, not even one without cores.
+        return free.cores >= max(self.cores, 1)
+
+    def fits_slots(self, free: FreeCapacity) -> bool:
+        return not self.slots or free.slots >= self.slots  # dialects without slots ignore them
+
+    def fits_beside(self, left: FreeCapacity) -> bool:
+        """Whether it fits beside other containers of the same pod, for which a card without free cores is not full."""
+        return left.memory >= self.memory and left.cores >= self.cores and self.fits_slots(left)
+
+
+NOTHING = Use(0, 0, 0)
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import msgspec
 
-from gputile.model.cards import Card
+from gputile.model.cards import Card, Use
 from gputile.model.requests import SLOT_DIALECTS, Amounts, ContainerRequest, Role, most_at_once
 from gputile.model.units import MiB, Percent
 
@@ -34,14 +34,6 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     container: str
     tiles: tuple[Tile, ...]
     role: Role = Role.APP
-
-
-class Use(msgspec.Struct, frozen=True):
-    """What one pod holds of one card."""
-
-    memory: MiB
-    cores: Percent
-    slots: int
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):

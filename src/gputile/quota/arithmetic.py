@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gputile.model.cards import Card, Node
-from gputile.model.grants import Grant, Use
+from gputile.model.cards import Card, Node, Use
+from gputile.model.grants import Grant
 from gputile.model.quotas import Amount, Limit, Quota
 from gputile.model.units import ALL, Percent
 

@@ -14,8 +14,7 @@ from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.placement.place import Placement
 from gputile.engine.placement.shares import CARD, ask_share
 from gputile.engine.policies.table import POLICIES
-from gputile.model.cards import Node
-from gputile.model.grants import Use
+from gputile.model.cards import Node, Use
 from gputile.model.requests import PodRequest, Role
 from gputile.model.units import MiB
 from gputile.sim.traces import Job

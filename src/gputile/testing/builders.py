@@ -1,11 +1,13 @@
 """Fluent builders: `node("n1").cards(8, "A100", "80Gi").card("T4", "16Gi", healthy=False).node()`."""
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import sub
 from typing import Any
 
 from gputile.dialects import gputile
 from gputile.dialects.kube_objects import NodeInventory
-from gputile.model.cards import Card, FreeCapacity, Node, NodeView
+from gputile.model.cards import Card, FreeCapacity, Node, NodeView, Use
 from gputile.model.requests import Constraints, ContainerRequest, PodRequest, Role
 from gputile.model.units import MiB, host_mebibytes, millicores
 
@@ -21,7 +23,7 @@ class NodeBuilder:
     def __init__(self, name: str, cpu: str = "64", host: str = "512Gi") -> None:
         self._name, self._cpu, self._host = name, millicores(cpu) or 0, memory(host)
         self._cards: list[Card] = []
-        self._taken: dict[int, FreeCapacity] = {}
+        self._taken: dict[int, list[Use]] = {}
         self._links: tuple[tuple[int, ...], ...] = ()
         self._facts: dict[str, Any] = {}
 
@@ -39,10 +41,7 @@ class NodeBuilder:
 
     def taken(self, index: int, size: str | MiB = 0, cores: int = 0, slots: int = 1) -> "NodeBuilder":
         """Add a pod that holds this much of a card."""
-        before = self._taken.get(index, FreeCapacity(0, 0, 0, 0))
-        self._taken[index] = FreeCapacity(
-            before.memory + memory(size), before.cores + cores, before.slots + slots, before.tenants + 1
-        )
+        self._taken.setdefault(index, []).append(Use(memory(size), cores, slots))
         return self
 
     def linked(self, *lines: tuple[int, ...]) -> "NodeBuilder":
@@ -64,14 +63,7 @@ class NodeBuilder:
         )
 
     def view(self) -> NodeView:
-        free_by_card = []
-        for card in self._cards:
-            taken = self._taken.get(card.index, FreeCapacity(0, 0, 0, 0))
-            free_by_card.append(
-                FreeCapacity(
-                    card.memory - taken.memory, card.cores - taken.cores, card.slots - taken.slots, taken.tenants
-                )
-            )
+        free_by_card = (reduce(sub, self._taken.get(c.index, []), FreeCapacity.of(c)) for c in self._cards)
         return NodeView(node=self.node(), free_by_card=tuple(free_by_card), cpu=self._cpu, memory=self._host)
 
     def manifest(self, address: str = "") -> dict[str, Any]:

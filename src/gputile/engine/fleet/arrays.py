@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from gputile.engine.fleet.free_arrays import FreeArrays, Mask
 from gputile.engine.placement.shares import CARD, free_share
-from gputile.model.cards import Card, FreeCapacity, Node, NodeView
-from gputile.model.grants import Use
+from gputile.model.cards import Card, FreeCapacity, Node, NodeView, Use
 from gputile.model.requests import CardKind, Constraints, QuotaAllowance
 
 

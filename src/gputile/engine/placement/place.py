@@ -286,7 +286,7 @@ class _SearchState:
             self.held[card] += 1
             left = list(self.left[card])
             for need in demand.needs[card] or ():
-                left[need.phase] = NOTHING if demand.exclusive else need.off(left[need.phase])
+                left[need.phase] = NOTHING if demand.exclusive else left[need.phase] - need
             self.left[card] = left
         return before
 

@@ -5,39 +5,15 @@ from functools import lru_cache
 
 import msgspec
 
-from gputile.model.cards import FreeCapacity
+from gputile.model.cards import Use
 from gputile.model.requests import ContainerRequest, PodRequest, Role, phases
-from gputile.model.units import MiB, Percent
+from gputile.model.units import MiB
 
 
-class Demand(msgspec.Struct, frozen=True):
+class Demand(Use, frozen=True):
     """What a unit needs of each of its cards in one phase of the pod."""
 
-    phase: int
-    memory: MiB
-    cores: Percent
-    slots: int
-
-    def fits(self, free: FreeCapacity) -> bool:
-        return self.fits_memory(free) and self.fits_cores(free) and self.fits_slots(free)
-
-    def fits_memory(self, free: FreeCapacity) -> bool:
-        return free.memory >= self.memory
-
-    def fits_cores(self, free: FreeCapacity) -> bool:
-        # A card whose cores are all allocated takes no tile, not even one without cores.
-        return free.cores >= max(self.cores, 1)
-
-    def fits_slots(self, free: FreeCapacity) -> bool:
-        return not self.slots or free.slots >= self.slots  # dialects without slots ignore them
-
-    def fits_beside(self, left: FreeCapacity) -> bool:
-        """Whether it fits beside other containers of the same pod, for which a card without free cores is not full."""
-        return left.memory >= self.memory and left.cores >= self.cores and self.fits_slots(left)
-
-    def off(self, free: FreeCapacity) -> FreeCapacity:
-        """What is left of the free capacity."""
-        return FreeCapacity(free.memory - self.memory, free.cores - self.cores, free.slots - self.slots, free.tenants)
+    phase: int = 0
 
 
 class PlacementUnit(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +58,7 @@ class PlacementUnit(msgspec.Struct, frozen=True, kw_only=True):
         demands = self.demands()
         if len(demands) == 1:
             once = _need(0, demands[0], card_memory, self.slots)
-            return tuple(Demand(phase, once.memory, once.cores, once.slots) for phase in self.phases())
+            return tuple(Demand(once.memory, once.cores, once.slots, phase) for phase in self.phases())
         pairs = zip(self.phases(), demands, strict=True)
         return tuple(_need(phase, asks, card_memory, self.slots) for phase, asks in pairs)
 
@@ -91,7 +67,7 @@ class PlacementUnit(msgspec.Struct, frozen=True, kw_only=True):
         needs = [_need(0, asks, card_memory, self.slots) for asks in self.demands()]
         if len(needs) == 1:
             return needs[0]
-        return Demand(0, max(n.memory for n in needs), max(n.cores for n in needs), max(n.slots for n in needs))
+        return Demand(max(n.memory for n in needs), max(n.cores for n in needs), max(n.slots for n in needs))
 
     def hardness(self) -> tuple[int, ...]:
         """Larger is harder to place: whole cards first, then many cards, then large tiles."""
@@ -102,10 +78,10 @@ class PlacementUnit(msgspec.Struct, frozen=True, kw_only=True):
 def _need(phase: int, asks: Iterable[ContainerRequest], card_memory: MiB, slots: int) -> Demand:
     asks = list(asks)
     return Demand(
-        phase,
         sum(ask.memory_of(card_memory) for ask in asks),
         sum(ask.cores for ask in asks),
         slots * len(asks),
+        phase,
     )
 
 

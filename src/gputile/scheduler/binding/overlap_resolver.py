@@ -23,8 +23,7 @@ from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown
 from gputile.ledger.events import Conflict
 from gputile.ledger.ledger import AllocationState
-from gputile.model.cards import Card
-from gputile.model.grants import Use
+from gputile.model.cards import NOTHING, Card, Use
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.telemetry.logs import fields
@@ -214,11 +213,8 @@ def pods_to_evict(card: Card, pods: list[OverlappingPod]) -> list[OverlappingPod
 
 def _overcommitted_resources(card: Card, pods: list[OverlappingPod]) -> list[str]:
     """The resources of which the pods hold more than the card has."""
-    return [
-        resource
-        for resource in ("memory", "cores", "slots")
-        if sum(getattr(held.use, resource) for held in pods) > getattr(card, resource)
-    ]
+    total = sum((held.use for held in pods), start=NOTHING)
+    return [name for name in ("memory", "cores", "slots") if getattr(total, name) > getattr(card, name)]
 
 
 def event_message(card: Card, others: list[OverlappingPod]) -> str:
