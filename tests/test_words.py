@@ -47,8 +47,6 @@ ALLOWED = {
     "docs/cli.md": ("`gputile.io/promise`", "`gputile.io/lingering`"),  # the check `leftovers` of doctor
     "docs/install.md": ("`gputile.io/promise`", "`gputile.io/lingering`"),  # keys of builds before 0.1.0
     "src/gputile/cli/checks": ("gputile.io/promise", "gputile.io/lingering"),  # doctor names left-over keys
-    "src/gputile/http": ("PUSH_PROMISE", "PUSH PROMISE"),  # a frame of HTTP/2
-    "tests/http": ("PUSH_PROMISE", "PUSH PROMISE"),
     "tests/e2e/service.py": ("SO_LINGER", "SO LINGER"),  # an option of sockets
     "tests/cli/test_doctor.py": ("gputile.io/promise", "gputile.io/lingering"),  # left-over keys that doctor names
 }

@@ -20,8 +20,6 @@ from tests.e2e.programs import Programs
 
 READY = 60.0  # seconds for a program to be ready; the API server needs 4 to 5 on two idle cores
 OPEN_PATHS = "/healthz,/livez,/readyz,/metrics"
-SEES_DEAD_CONNECTIONS = {"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "5", "HTTP2_PING_TIMEOUT_SECONDS": "3"}
-"""What docs/install.md puts into kube-scheduler's environment."""
 FRONT_PROXY = "front-proxy-client"
 USERS = {  # user: groups; each gets a token of its own
     "admin": "system:masters",
@@ -252,7 +250,7 @@ class ControlPlane:
         }
         file = write(self.folder / f"{name}.yaml", settings)
         argv: list[str | Path] = [self.programs.kube_scheduler, f"--config={file}", *flags]
-        scheduler = Scheduler(*self._serving(name, argv, SEES_DEAD_CONNECTIONS))
+        scheduler = Scheduler(*self._serving(name, argv))
         scheduler.wait()
         return scheduler
 

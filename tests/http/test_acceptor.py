@@ -14,7 +14,7 @@ import uvloop
 
 from gputile.http import acceptor as accepting
 from gputile.http.messages import Request, Response
-from gputile.http.server import ALPN, Listener, ListenerLimits
+from gputile.http.server import Listener, ListenerLimits
 from gputile.http.tls import server_context
 from gputile.model.errors import InputError
 from tests.http.requests import until
@@ -54,7 +54,7 @@ class EchoServer:
         await self.listener.stop()
 
     def context(self) -> ssl.SSLContext:
-        context = server_context(ALPN)
+        context = server_context()
         self.authority.issue("localhost").load_into(context)
         context.load_verify_locations(cadata=self.authority.pem.decode())
         context.verify_mode = ssl.CERT_OPTIONAL

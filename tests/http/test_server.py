@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.http.h1_server import H1Connection
+from gputile.http.h1_server import QUIET, H1Connection
 from gputile.http.messages import IDLE, SLOW, Response
 from gputile.http.server import Listener
 from tests.effort import examples
@@ -107,6 +107,7 @@ async def test_a_drained_connection_answers_its_request_and_closes(sent: bytes, 
     connection, wire = connected(listener)
     receive(connection, sent)
     await asyncio.sleep(0)
+    listener.time += 2 * QUIET
     listener.drain()
     assert wire.closed is (sent in (b"", post("/a", b"one")))
     receive(connection, rest)
@@ -117,12 +118,40 @@ async def test_a_drained_connection_answers_its_request_and_closes(sent: bytes, 
     assert (b"Connection: close" in wire.sent) is (sent not in (b"", post("/a", b"one")))
 
 
+async def test_a_request_just_after_the_drain_is_answered() -> None:
+    """Go does not repeat a POST on a connection that is just being closed."""
+    listener = Echo()
+    connection, wire = connected(listener)
+    receive(connection, post("/a", b"one"))
+    listener.drain()
+    assert not wire.closed
+    receive(connection, post("/a", b"two"))
+    assert (answers(wire), wire.closed) == ([b"one", b"two"], True)
+    assert wire.sent.count(b"Connection: close") == 1
+
+
+async def test_without_another_request_a_drained_connection_is_closed_when_it_is_quiet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gputile.http.h1_server.QUIET", 0.001)
+    listener = Echo()
+    connection, wire = connected(listener)
+    receive(connection, post("/a", b"one"))
+    listener.drain()
+    listener.time = 1.0
+    async with asyncio.timeout(5):
+        while not wire.closed:
+            await asyncio.sleep(0)
+    assert b"Connection: close" not in wire.sent
+
+
 async def test_a_drained_connection_may_read_its_response_first() -> None:
     """However slowly: a connection that looks idle may still be sending."""
     listener = Echo()
     connection, wire = connected(listener)
     receive(connection, post("/a", b"one"))
     connection.pause_writing()
+    listener.time += 2 * QUIET
     listener.drain()
     assert (wire.closed, wire.aborted) == (True, False)
     listener.time = SLOW + 1

@@ -4,15 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 
 import pytest
-from hyperframe.frame import SettingsFrame
 
-from gputile.http import h2_frames, h2_server
 from gputile.http.h1_server import SLICE, H1Connection
-from gputile.http.h2_frames import END_HEADERS, END_STREAM, H2ErrorCode, frame
-from gputile.http.limits import MIB
 from gputile.http.messages import ARRIVING, IDLE, SHORT_HEAD, SLOW, Reply, Request, Response, Streamed
 from gputile.http.server import Listener, ListenerLimits
-from tests.http.raw_h2_client import RawH2Client, first_window
 from tests.http.wire import Wire, receive
 
 LARGE = b"p" * (5 * SLICE)
@@ -417,111 +412,3 @@ async def test_timeouts_of_each_class(known: bool, sent: bytes, seconds: float, 
     server.time = seconds
     connection.sweep(seconds)
     assert (link.closed or link.aborted) is not stays
-
-
-# ---- HTTP/2 ---------------------------------------------------------------------------------------------------------
-
-
-def h2_server_and_talk(*, known: bool = False) -> tuple[Server, RawH2Client]:
-    server = Server()
-    return server, RawH2Client(server, known=known).send()
-
-
-async def test_an_untrusted_caller_has_one_stream_at_a_time() -> None:
-    server, client = h2_server_and_talk()
-    client.send(client.post(1, path="/wait"), client.post(3, path="/a"), client.post(5, path="/a"))
-    assert client.resets() == {3: H2ErrorCode.REFUSED_STREAM, 5: H2ErrorCode.REFUSED_STREAM}
-    server.gate.set()
-    await server.idle()
-    client.send(client.post(7, path="/a"))
-    assert client.answers() == {1: b"done", 7: b"ok"}
-
-
-async def test_an_untrusted_caller_over_http_2_is_answered_from_its_headers() -> None:
-    server, client = h2_server_and_talk()
-    begin = frame(h2_frames.HEADERS, END_HEADERS, 1, client.block("/verb", []))
-    client.send(begin, frame(h2_frames.DATA, 0, 1, b"x" * 16384) * 30)
-    (request,) = server.requests
-    assert (request.body, client.connection.kept, len(client.connection._buffer)) == (b"", 0, 0)
-    assert (client.answers(), client.resets(), client.goaway()) == ({1: b"no"}, {}, (1, H2ErrorCode.NO_ERROR))
-
-
-async def test_settings_for_untrusted_callers_allow_no_body() -> None:
-    _, client = h2_server_and_talk()
-    settings = client.frames()[0]
-    assert isinstance(settings, SettingsFrame)
-    assert settings.settings == {3: 1, 4: 0, 5: h2_frames.SMALLEST_FRAME, 6: SHORT_HEAD}
-
-
-async def test_frames_of_untrusted_callers_are_short() -> None:
-    _, client = h2_server_and_talk()
-    client.send(h2_frames.head(h2_frames.DATA, 0, 1, h2_frames.SMALLEST_FRAME + 1))
-    assert client.goaway() == (0, H2ErrorCode.FRAME_SIZE_ERROR)
-
-
-async def test_a_flood_of_requests_of_an_untrusted_caller_ends_in_enhance_your_calm() -> None:
-    server, client = h2_server_and_talk()
-    client.send(*(client.post(number, path="/a") for number in range(1, 4001, 2)))
-    assert client.goaway() is not None
-    assert client.goaway()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
-    assert len(server.requests) <= h2_server.MOST_NOISE
-
-
-async def test_a_large_response_over_http_2_counts_until_it_is_read() -> None:
-    server = Server()
-    client = RawH2Client(server, settings=first_window(100)).send()
-    client.send(client.post(1, path="/metrics"))
-    assert server.strangers.unsent == len(LARGE)
-    client.send(h2_frames.window_update(1, MIB), h2_frames.window_update(0, MIB))
-    assert (server.strangers.unsent, client.answers()) == (0, {1: LARGE})
-
-
-@pytest.mark.parametrize("how", ["reset", "lost", "swept"])
-async def test_a_cancelled_large_response_is_not_counted(how: str) -> None:
-    server = Server()
-    client = RawH2Client(server, settings=first_window(100)).send()
-    client.send(client.post(1, path="/metrics"))
-    match how:
-        case "reset":
-            client.send(h2_frames.reset(1, H2ErrorCode.CANCEL))
-        case "lost":
-            client.connection.connection_lost(None)
-        case "swept":
-            client.connection.sweep(SLOW + 1)
-    assert server.strangers.unsent == 0
-
-
-async def test_bodies_over_http_2_count_in_their_class() -> None:
-    server, client = h2_server_and_talk(known=True)
-    client.send(client.headed(1, b"900"), frame(h2_frames.DATA, 0, 1, b"x" * 899))
-    assert server.known.kept == 899
-    client.send(frame(h2_frames.DATA, END_STREAM, 1, b"x"))
-    assert (server.known.kept, len(client.ended())) == (0, 1)
-
-
-async def test_bodies_over_http_2_are_counted_when_their_connection_changes_its_class() -> None:
-    """Without `trusts`, a probe may use the same connection."""
-    server = Server(distinguishes=False)
-    client = RawH2Client(server).send()
-    client.send(client.headed(1, b"900"), frame(h2_frames.DATA, 0, 1, b"x" * 800), client.post(3, path="/healthz"))
-    assert (server.strangers.kept, server.probing.kept) == (0, 800)
-    client.send(client.headed(5, b"900"), frame(h2_frames.DATA, 0, 5, b"x" * 100))
-    assert (server.strangers.kept, server.probing.kept) == (900, 0)
-    client.send(frame(h2_frames.DATA, END_STREAM, 1, b"x" * 100), frame(h2_frames.DATA, END_STREAM, 5, b"x" * 800))
-    assert (server.strangers.kept, server.probing.kept, sorted(client.ended())) == (0, 0, [1, 3, 5])
-
-
-@pytest.mark.parametrize(
-    ("entries", "calm"),
-    [
-        pytest.param(h2_server.MOST_SETTINGS, True, id="some"),
-        pytest.param(21_845, False, id="as-many-as-fit-into-a-frame"),
-    ],
-)
-async def test_a_frame_with_very_many_settings(entries: int, calm: bool) -> None:
-    """Each would change the window of every open stream, and send what it then allows."""
-    client = RawH2Client(Server(), known=True).send()
-    client.send(frame(h2_frames.SETTINGS, payload=first_window(5) * (entries - 1) + first_window(7)))
-    assert (client.goaway() is None) is calm
-    if calm:
-        assert client.connection._out.first_window == 7, "the last counts"

@@ -1,17 +1,13 @@
-"""Streamed responses: chunks over HTTP/1.1, frames over HTTP/2, no faster than the client reads."""
+"""Streamed responses: in chunks, no faster than the client reads."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 
 import pytest
-from hyperframe.frame import DataFrame
 
-from gputile.http import h2_frames
 from gputile.http.h1_server import H1Connection
-from gputile.http.h2_frames import H2ErrorCode
 from gputile.http.messages import IDLE, SLOW, Reply, Request, Streamed, common_name
 from gputile.http.server import Listener
-from tests.http.raw_h2_client import RawH2Client, first_window
 from tests.http.wire import Wire, receive
 
 
@@ -189,91 +185,3 @@ async def test_an_exception_does_not_look_like_the_end_of_a_stream() -> None:
 )
 def test_the_common_name_of_a_certificate(certificate: dict[str, object] | None, name: str) -> None:
     assert common_name(certificate) == name
-
-
-# ---- HTTP/2 ---------------------------------------------------------------------------------------------------------
-
-
-def data(client: RawH2Client) -> bytes:
-    return b"".join(sent.data for sent in client.frames() if isinstance(sent, DataFrame))
-
-
-@pytest.mark.parametrize("later", [False, True], ids=["at-once", "after-a-while"])
-async def test_pieces_are_sent_as_frames_and_other_streams_are_answered(later: bool) -> None:
-    source = StreamSource(later=later)
-    client = RawH2Client(source)
-    client.send(client.post(1, path="/watch?watch=true", fields=[(b"x-remote-user", b"me")]))
-    await source.produce(b"one\n")
-    assert data(client) == b"one\n"
-    assert client.ended() == []
-    (request,) = source.requests
-    assert (request.path, request.query, request.header("x-remote-user")) == ("/watch", "watch=true", "me")
-    client.send(client.post(3))
-    await source.produce(None, None)
-    assert sorted(client.ended()) == [1, 3]
-    assert client.heads()[0][b":status"] == b"200"
-    assert source.working == 0
-
-
-async def test_a_stream_waits_for_its_window() -> None:
-    source = StreamSource()
-    client = RawH2Client(source, settings=first_window(4))
-    client.send(client.post(1))
-    await source.produce(b"one\ntwo\n", b"three\n")
-    assert data(client) == b"one\n"
-    assert source.taken == [b"one\ntwo\n"], "the next piece is not requested yet"
-    client.send(h2_frames.window_update(1, 100))
-    await source.produce(None)
-    assert data(client) == b"one\ntwo\nthree\n"
-    assert client.ended() == [1]
-
-
-async def test_a_reset_closes_the_generator() -> None:
-    source = StreamSource()
-    client = RawH2Client(source)
-    client.send(client.post(1))
-    await source.produce(b"one")
-    client.send(h2_frames.reset(1, H2ErrorCode.CANCEL))
-    await source.produce()
-    assert (source.is_closed, source.working, client.resets()) == (True, 0, {})
-
-
-async def test_a_stream_without_window_updates_is_reset() -> None:
-    source = StreamSource()
-    client = RawH2Client(source, settings=first_window(1))
-    client.send(client.post(1))
-    source.time = SLOW * 5
-    client.connection.sweep(source.now())
-    await source.produce()
-    assert client.resets() == {}, "the server has nothing to send"
-    await source.produce(b"one")
-    source.time += SLOW + 1
-    client.connection.sweep(source.now())
-    await source.produce()
-    assert client.resets() == {1: H2ErrorCode.CANCEL}
-    assert source.is_closed
-
-
-@pytest.mark.parametrize("how", ["lost", "closed"])
-async def test_streams_end_with_their_connection(how: str) -> None:
-    source = StreamSource()
-    client = RawH2Client(source)
-    client.send(client.post(1))
-    await source.produce(b"one")
-    if how == "lost":
-        client.connection.connection_lost(None)
-    else:
-        client.connection.close()
-    await source.produce()
-    assert (source.is_closed, source.working) == (True, 0)
-
-
-async def test_an_exception_resets_the_stream() -> None:
-    source = StreamSource()
-    client = RawH2Client(source)
-    client.send(client.post(1))
-    (task,) = source._working
-    await source.produce(b"one", b"bug")
-    assert (client.resets(), client.ended()) == ({1: H2ErrorCode.INTERNAL_ERROR}, [])
-    with pytest.raises(RuntimeError, match="a bug"):
-        await task

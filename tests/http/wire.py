@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable
 
 from gputile.http.h1_server import H1Connection
-from gputile.http.h2_server import H2Connection
 from gputile.http.messages import Request, Response
 from gputile.http.server import Listener
 
@@ -66,7 +65,7 @@ class Echo(Listener):
         await asyncio.gather(*self._working)
 
 
-def receive(connection: H1Connection | H2Connection, sent: bytes) -> None:
+def receive(connection: H1Connection, sent: bytes) -> None:
     """Deliver bytes as the event loop does."""
     while sent:
         read_buffer = connection.get_buffer(-1)

@@ -1,4 +1,4 @@
-"""The server over real TLS: authentication, responses, and watches over HTTP/1.1 and HTTP/2."""
+"""The server over real TLS: authentication, responses, and watches."""
 
 import asyncio
 import json
@@ -24,7 +24,6 @@ from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.settings import Settings, checked
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import pod
-from tests.http.h2_client import connected
 from tests.kube.certificates import Authority, Issued
 from tests.metrics_api.rig import OLD_ROOT, ROOT, held
 from tests.scheduler.rig import ScriptedApi, tile
@@ -101,10 +100,9 @@ class Line:
                 await asyncio.sleep(0.005)
 
 
-def client(issued: Issued | None, alpn: str = "http/1.1") -> ssl.SSLContext:
+def client(issued: Issued | None) -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols([alpn])
     if issued is not None:
         issued.load_into(context)
     return context
@@ -357,23 +355,6 @@ async def test_an_internal_error_is_a_status_too(tmp_path: Path, monkeypatch: py
         status, body = await line.ask(f"{ROOT}/gpuinfos/n1")
         assert (status, body["kind"], body["reason"]) == (500, "Status", "InternalError")
         assert (await line.ask(f"{ROOT}/gpuinfos"))[0] == 200
-
-
-async def test_a_watch_over_http_2(tmp_path: Path) -> None:
-    async with serving(tmp_path) as line:
-        await line.until(lambda: len(line.metrics_api.projection.pods))
-        context = client(line.there.authority.issue("front-proxy-client"), "h2")
-        async with connected(line.metrics_api.server.port, context, name=None) as h2:
-            number = await h2.get(f"{ROOT}/podresources?watch=1", [(n.lower(), v) for n, v in PROXY.items()])
-            async with asyncio.timeout(2):
-                while b"\n" not in h2.received(number):
-                    await h2.listen()
-            assert json.loads(h2.received(number))["object"]["metadata"]["name"] == "web"
-            line.api.delete_pod("default/web")
-            async with asyncio.timeout(2):
-                while h2.received(number).count(b"\n") < 2:
-                    await h2.listen()
-            assert json.loads(h2.received(number).splitlines()[1])["type"] == "DELETED"
 
 
 # ---- discovery ------------------------------------------------------------------------------------------------------

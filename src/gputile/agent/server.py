@@ -26,7 +26,6 @@ MAX_BODY = 0  # bytes; no body is read
 BOUNDS = ListenerLimits(arriving=32, probing=8, strangers=24, known=0, answers=8 * MIB)  # 64 connections
 PROBES = ("/healthz", "/readyz")
 RENEW_INTERVAL = 60.0  # seconds between two checks of certificate and key
-PROTOCOLS = ("http/1.1",)
 
 
 class AgentServer:
@@ -62,7 +61,7 @@ class AgentServer:
         if not files.certificate:
             return None
         stamps = self._stamps()
-        context = from_files(files.certificate, files.key, protocols=PROTOCOLS)
+        context = from_files(files.certificate, files.key)
         self._loaded = stamps
         return context
 

@@ -1,14 +1,13 @@
 """The server side of one HTTP/1.1 connection: requests one after the other, responses in the same order.
 
 It parses requests, passes them to the server, and writes the responses. It must not know the content of requests.
-HTTP/2 is in `h2_server`.
 
 A response that is ready at once is written in the same turn of the loop that read the last byte of its request. A large
 response is written in slices as the client reads it, so that it is in memory once, however many clients receive it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -37,6 +36,7 @@ DISCARD_SECONDS = (
     1.0  # seconds for which an unwanted body is discarded before the close, so that the client reads the response
 )
 CLOSE = "Connection: close\r\n"
+QUIET = 0.1  # seconds without a request, after which a draining connection is closed
 
 
 class LargeResponse(msgspec.Struct):
@@ -50,8 +50,9 @@ class LargeResponse(msgspec.Struct):
 class H1Connection(asyncio.BufferedProtocol):
     """One HTTP/1.1 connection of the server; its requests are answered in their order."""
 
-    def __init__(self, listener: ServerHooks) -> None:
-        self._listener = listener
+    def __init__(self, listener: ServerHooks, opened: Callable[[], None] = lambda: None) -> None:
+        """`opened` is called when the connection is made, over TLS after the handshake."""
+        self._listener, self._opened = listener, opened
         self._buffer = bytearray()
         self._head: RequestHead | None = None
         self._body: Body | None = None
@@ -72,6 +73,7 @@ class H1Connection(asyncio.BufferedProtocol):
     # ---- asyncio.BufferedProtocol -----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._opened()
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not subclass it
         certificate = transport.get_extra_info("peercert")
         self._is_known, self._caller = bool(certificate), common_name(certificate)
@@ -325,13 +327,22 @@ class H1Connection(asyncio.BufferedProtocol):
             (self.cut if self._is_over else self.close)()
 
     def drain(self) -> None:
-        """The next response has `Connection: close`: HTTP/1.1 has no earlier signal. An idle connection is closed after
-        its last response was sent; a request that was on its way by then has to be retried by the client."""
-        self._is_draining = True
+        """The next response has `Connection: close`: HTTP/1.1 has no earlier signal. An idle connection is closed once
+        it is quiet: after a response the next request may be on its way, and Go repeats no POST that meets a close."""
+        if not self._is_draining:
+            self._is_draining = True
+            self._close_when_quiet()
+
+    def _close_when_quiet(self) -> None:
         is_idle = not self._is_answering() and self._head is None and not self._buffer
-        if self._transport is not None and is_idle:
-            self._is_over = True
-            self._transport.close()
+        if self._transport is None or self._is_over or not is_idle:
+            return  # the response has `Connection: close`
+        wait = self.since + QUIET - self._listener.now()
+        if wait > 0:
+            asyncio.get_running_loop().call_later(wait, self._close_when_quiet)
+            return
+        self._is_over = True
+        self._transport.close()
 
     def _is_last(self) -> bool:
         return self._is_draining or self._listener.is_stopping

@@ -1,7 +1,7 @@
 """A small HTTP server for kube-scheduler, probes, Prometheus and curl.
 
-It owns the listening socket, all connections and the limits of each class of callers. `h1_server` and `h2_server` speak
-the protocols, `limits` counts. This module must not know the content of requests.
+It owns the listening socket, all connections and the limits of each class of callers. `h1_server` speaks HTTP/1.1,
+`limits` counts. This module must not know the content of requests.
 
 It exists because a general server (a task, streams and header objects for each request) cost as much as the scheduling
 decision, and kube-scheduler waits for each response before it continues.
@@ -24,7 +24,6 @@ import msgspec
 
 from gputile.http.acceptor import Acceptor
 from gputile.http.h1_server import H1Connection
-from gputile.http.h2_server import MOST_BODIES, H2Connection
 from gputile.http.limits import MIB, CallerClass, CallerLimits
 from gputile.http.messages import (
     ARRIVING,
@@ -41,11 +40,11 @@ from gputile.model.errors import InputError
 
 log = logging.getLogger(__name__)
 
-ALPN = ("h2", "http/1.1")  # protocols over TLS, the preferred first
+MOST_BODIES = 4  # times the limit of one body, for all incomplete bodies of a class
 SWEEP = 10.0  # seconds between two checks for slow connections
 GRACE = 5.0  # seconds that requests have to finish when the server stops
 
-__all__ = ["ALPN", "H1Connection", "Listener", "ListenerLimits"]
+__all__ = ["H1Connection", "Listener", "ListenerLimits"]
 
 
 class ListenerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,20 +57,6 @@ class ListenerLimits(msgspec.Struct, frozen=True, kw_only=True):
     answers: int = 32 * MIB  # to strangers
     known_answers: int = 256 * MIB
     head: int = LONGEST_HEAD  # bytes, of known callers
-
-
-class TlsProtocolSelector(asyncio.BufferedProtocol):
-    """The protocol of a connection until its TLS handshake has negotiated HTTP/1.1 or HTTP/2 (ALPN, RFC 7301)."""
-
-    def __init__(self, listener: "Listener", opened: Callable[[], None]) -> None:
-        self._listener, self._opened = listener, opened
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._opened()
-        selected = transport.get_extra_info("ssl_object").selected_alpn_protocol()
-        connection = H2Connection(self._listener) if selected == "h2" else H1Connection(self._listener)
-        transport.set_protocol(connection)
-        connection.connection_made(transport)
 
 
 class Listener:
@@ -174,10 +159,7 @@ class Listener:
         self._acceptor.tls = tls
 
     def _protocol(self, opened: Callable[[], None]) -> asyncio.BaseProtocol:
-        if self._acceptor.tls is not None:
-            return TlsProtocolSelector(self, opened)
-        opened()
-        return H1Connection(self)
+        return H1Connection(self, opened)
 
     def drain(self) -> None:
         """Make every client open another connection for its next request."""

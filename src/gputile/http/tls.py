@@ -3,23 +3,21 @@
 import os
 import ssl
 import tempfile
-from collections.abc import Sequence
 
 from gputile.model.errors import InputError
 
 
-def server_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """A server's context without a certificate. `protocols`: for ALPN, the preferred first."""
+def server_context() -> ssl.SSLContext:
+    """A server's context without a certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    if protocols:
-        context.set_alpn_protocols(list(protocols))
+    context.set_alpn_protocols(["http/1.1"])
     context.num_tickets = 0  # kube-scheduler never resumes a session; making tickets is a third of a handshake
     return context
 
 
-def from_files(certificate: str, key: str, client_ca: str = "", *, protocols: Sequence[str] = ()) -> ssl.SSLContext:
+def from_files(certificate: str, key: str, client_ca: str = "") -> ssl.SSLContext:
     """With `client_ca`, a client certificate is requested, and verified if it is sent. Raises `InputError`."""
-    context = server_context(protocols)
+    context = server_context()
     try:
         context.load_cert_chain(certificate, key, password=lambda: "")  # an encrypted key fails instead of prompting
         if client_ca:

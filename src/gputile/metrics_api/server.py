@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 from gputile.http.messages import Certificate, Reply, Request, Response, Streamed, common_name
-from gputile.http.server import ALPN, Listener
+from gputile.http.server import Listener
 from gputile.http.tls import present, server_context
 from gputile.metrics_api import discovery
 from gputile.metrics_api.authentication import AuthenticatedUser, FrontProxy
@@ -169,7 +169,7 @@ def _attributes(options: ListOptions) -> Attributes:
 
 def tls_context(front: FrontProxy, pair: CertificatePair) -> ssl.SSLContext:
     """A client certificate is requested, and verified against the front proxy's CA when it is sent."""
-    context = server_context(ALPN)
+    context = server_context()
     try:
         present(context, pair.certificate + pair.key)
         context.load_verify_locations(cadata=front.ca)

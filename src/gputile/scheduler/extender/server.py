@@ -23,7 +23,7 @@ from gputile.background.failure_isolation import FailureIsolation
 from gputile.background.time_slices import SearchLane, TimeSlices
 from gputile.dialects.kube_objects import Pod
 from gputile.http.messages import Certificate, Request, Response, names_in
-from gputile.http.server import ALPN, Listener
+from gputile.http.server import Listener
 from gputile.http.tls import from_files
 from gputile.scheduler import extender_api
 from gputile.scheduler.binding.binder import NOT_LEADER, Binder
@@ -338,7 +338,7 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
     """None without a certificate. A client certificate is requested, and verified if it is sent."""
     if not settings.certificate:
         return None
-    return from_files(settings.certificate, settings.key, settings.client_ca, protocols=ALPN)
+    return from_files(settings.certificate, settings.key, settings.client_ca)
 
 
 def _verb_of(path: str) -> str:
