@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputile.agent import app
-from gputile.agent.plugin_manager import cancel_all
+from gputile.concurrency.tasks import cancel_all
 from gputile.dialects import gputile, registry
 from gputile.dialects.usage_annotation import read_usage
 from gputile.kube.api import Bookmark, Change, WatchFailed

@@ -11,7 +11,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from gputile.background import failure_isolation, time_slices
+from gputile.background import failure_isolation
+from gputile.concurrency import time_slices
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.policies.workload_model import TrainingData

@@ -156,7 +156,7 @@ class TestOneBudget:
         rig.api.add_pod(awkward())
         rig.catch_up()
         rig.filter("evil")
-        monkeypatch.setattr("gputile.background.time_slices.SLICE", -1.0)
+        monkeypatch.setattr("gputile.concurrency.time_slices.SLICE", -1.0)
         rig.clock.pauses.clear()
         await rig.pending_pods.round()
         assert len(rig.clock.pauses) > NODES

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.background import time_slices
+from gputile.concurrency import time_slices
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import Json
 from gputile.ledger.events import Conflict, Instruction, Relisted

@@ -21,8 +21,9 @@ from gputile.agent.metering import UsageMeter
 from gputile.agent.node_pods import NodePods
 from gputile.agent.node_reporter import DesiredNodeStatus, NodeReporter, kubernetes_time
 from gputile.agent.orphaned_pods import OrphanContainers
-from gputile.agent.plugin_manager import PluginManager, cancel_all
+from gputile.agent.plugin_manager import PluginManager
 from gputile.agent.settings import AgentSettings
+from gputile.concurrency.tasks import cancel_all
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.kube.api import (
     ApiRejected,

@@ -15,6 +15,7 @@ from gputile.cli.output import say, style
 from gputile.cli.pod_conditions import PodWithConditions
 from gputile.cli.render.terminal import terminal
 from gputile.cli.source import ClusterSnapshot, ClusterSource, ShownNode
+from gputile.concurrency.tasks import cancel_all
 from gputile.kube.api import Change, Snapshot, WatchFailed, WatchUpdate
 from gputile.kube.client import Client
 from gputile.kube.watch import follow
@@ -77,8 +78,7 @@ async def _watch_cluster(source: ClusterSource, draw: Draw) -> None:
                     watch.result()
             await asyncio.sleep(PACE if pods.is_known and nodes.is_known else 0.05)
     finally:
-        for watch in watches:
-            watch.cancel()
+        await cancel_all(watches)
         await client.close()
 
 

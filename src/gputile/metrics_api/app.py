@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gputile.background.failure_isolation import FailureIsolation
+from gputile.concurrency.tasks import cancel_all
 from gputile.http.server import host_and_port
 from gputile.kube.aggregation import FrontProxyConfigMap
 from gputile.kube.api import Change, Json, Snapshot, Undecodable, WatchFailed, WatchUpdate
@@ -84,9 +85,7 @@ class MetricsApi:
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
 
     async def _keep_certificate(self) -> None:
         await (self._read_files() if self._settings.certificate else self._certificate_keeper.run())

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import msgspec
 
+from gputile.concurrency.tasks import cancel_all
 from gputile.kube.aggregation import Secret
 from gputile.kube.api import ApiRejected, Change, OutcomeUnknown, Snapshot, Undecodable, WatchFailed, WatchUpdate
 from gputile.metrics_api.resources import API_SERVICES
@@ -145,9 +146,7 @@ class CertificateKeeper:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await cancel_all(waits)
 
     async def round(self) -> None:
         """Issue or renew the certificate if necessary, and make the API server trust it."""

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from gputile.background.failure_isolation import FailureIsolation
 from gputile.background.garbage_collection import collect_periodically
-from gputile.background.time_slices import SearchLane, TimeSlices
+from gputile.concurrency.tasks import cancel_all
+from gputile.concurrency.time_slices import SearchLane, TimeSlices
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.engine.policies.workload_model import TrainingData
 from gputile.kube.api import (
@@ -251,14 +252,14 @@ class SchedulerApp:
         if self.metrics_api is not None:
             await self.metrics_api.stop()
         await self.binder.finish()
-        await _cancel(writers)
+        await cancel_all(writers)
         settled = await self._wait_until_settled()
         try:
             async with asyncio.timeout(3.0):
                 await self.leadership.step_down(release=settled)
         except (ApiRejected, OutcomeUnknown, TimeoutError) as error:
             log.warning("the leader lease could not be released", extra=fields(why=str(error)))
-        await _cancel([*others, *([self._learning] if self._learning is not None else [])])
+        await cancel_all([*others, *([self._learning] if self._learning is not None else [])])
         await self.api.close()
         log.info("stopped", extra=fields(settled=settled))
 
@@ -419,7 +420,7 @@ class SchedulerApp:
                 if stream.done():
                     stream.result()
             finally:
-                await _cancel([stream, again])
+                await cancel_all([stream, again])
 
     async def _watch_leases(self) -> None:
         """Readiness does not depend on this watch: a cluster without gputile agents has no such Leases."""
@@ -625,9 +626,3 @@ class SchedulerApp:
                 self.server.renew_certificate()
             except InputError as error:  # half-written files: the old certificate stays in use
                 log.warning("the certificate cannot be read; keeping the old one", extra=fields(why=str(error)))
-
-
-async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

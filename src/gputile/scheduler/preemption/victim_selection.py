@@ -226,4 +226,4 @@ class VictimSelector:
 
 def _gone_by(pod: Pod) -> float:
     """The deletion timestamp (the end of the grace period) in seconds since 1970; 0 if it is unreadable."""
-    return unix_seconds(pod.metadata and pod.metadata.deletion_timestamp) or 0.0
+    return unix_seconds(pod.metadata.deletion_timestamp if pod.metadata else None) or 0.0

@@ -486,4 +486,4 @@ def _allocation(pod: Pod, grant: Grant | None) -> Allocation:
 
 def created(pod: Pod) -> float:
     """When the pod was created, in seconds since 1970; 0 when unknown."""
-    return unix_seconds(pod.metadata and pod.metadata.creation_timestamp) or 0.0
+    return unix_seconds(pod.metadata.creation_timestamp if pod.metadata else None) or 0.0
