@@ -22,6 +22,7 @@ from gputile.ledger.ledger import AllocationState, Ledger
 from gputile.metrics_api.app import AggregatedApi, MetricsApi
 from gputile.model.errors import InputError, Overcommitted
 from gputile.scheduler.binding.binder import Binder
+from gputile.scheduler.binding.open_binds import OpenBinds
 from gputile.scheduler.binding.reconciler import Reconciler
 from gputile.scheduler.extender.cpu_pods import CpuPodSteering
 from gputile.scheduler.extender.filter import FilterService
@@ -76,13 +77,30 @@ class SchedulerApp:
             NodeAvailability(self.cluster_state, settings.other_agents),
         )
         self.filter_service = FilterService(
-            self.cluster_state, requests, self.availability, settings=settings, metrics=metrics, clock=clock
+            self.cluster_state,
+            requests,
+            self.availability,
+            settings=settings,
+            metrics=metrics,
+            clock=clock,
+            on_unschedulable=self._on_unschedulable,
         )
+        binds = OpenBinds()
         self.binder = Binder(
-            api, requests, self.availability, self.cluster_state, settings, metrics, leads=leads, clock=clock, wall=wall
+            api,
+            requests,
+            self.availability,
+            self.cluster_state,
+            settings,
+            metrics,
+            binds,
+            on_freed=self.apply,
+            leads=leads,
+            clock=clock,
+            wall=wall,
         )
         self.reconciler = Reconciler(
-            api, self.cluster_state, settings, metrics, leads=leads, clock=clock, wall=wall, isolation=isolation
+            api, self.cluster_state, settings, metrics, binds, leads=leads, clock=clock, wall=wall, isolation=isolation
         )
         self.pending_pods = PendingPods(
             api,
@@ -135,10 +153,6 @@ class SchedulerApp:
             "pods": self.follower.pods.listed,
             "quotas": self.quota_watcher.known,
         }
-        self.binder.on_freed = self.apply
-        self.filter_service.on_unschedulable = self._on_unschedulable
-        self.binder.look_up, self.binder.on_bound = self.reconciler.look_up, self.reconciler.unconfirmed_binds.add
-        self.reconciler.is_busy = self.binder.is_busy
         self.steering = CpuPodSteering(self.cluster_state, settings, leads=leads, clock=clock)
         self.server = ExtenderServer(
             self.filter_service,
