@@ -382,12 +382,16 @@ async def test_a_new_leader_resyncs_before_it_writes() -> None:
     async def label(leads: bool) -> None:
         labels.append(leads)
 
-    leader = ElectedReplica(metrics, resync=lambda: process.resync(), wait_out=0.01, set_label=label)
+    leader = ElectedReplica(
+        metrics,
+        Held(),  # type: ignore[arg-type]
+        resync=lambda: process.resync(),
+        wait_out=0.01,
+        set_label=label,
+    )
     api = cluster()
     process = SchedulerApp(api, settings(), metrics, leader)
-    leader.enter(Held())  # type: ignore[arg-type]
     stop = asyncio.Event()
-    await leader.on_change(Held.term)
     task = asyncio.create_task(process.run(stop))
     async with asyncio.timeout(2):
         while not process.may_write():

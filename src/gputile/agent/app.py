@@ -110,7 +110,6 @@ class Agent:
             self._clean_up_forever(),
         ]
         if self.settings.report_use:
-            self.metrics.page = self.meter.page
             loops.append(self._measure_usage_forever())
         self._tasks = {asyncio.create_task(loop) for loop in loops}
         stopping = asyncio.create_task(stop.wait())
@@ -152,6 +151,10 @@ class Agent:
         if not self._node_seen.is_set():
             return f"the node {self.settings.node} is not listed yet"
         return "" if self._driver_polled.is_set() else "the GPU driver is not queried yet"
+
+    def metrics_page(self) -> bytes:
+        """For /metrics: the counters, and the usage computed at the scrape."""
+        return self.metrics.text() + (self.meter.page() if self.settings.report_use else b"")
 
     def _report_problem(self, subject: str, message: str, level: int = logging.WARNING, **more: object) -> None:
         """Log the message, unless it is the last one about this subject; "" ends the problem."""

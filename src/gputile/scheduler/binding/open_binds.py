@@ -4,7 +4,7 @@ import asyncio
 
 
 class OpenBinds:
-    """Binds under way, and binds whose outcome the watch has not shown. `Binder` adds them, `Reconciler` settles them."""
+    """Binds under way, or not yet shown by the watch: `Binder` adds them, `Reconciler` settles them."""
 
     def __init__(self) -> None:
         self.in_flight: dict[str, tuple[str, asyncio.Task[str]]] = {}
