@@ -23,10 +23,10 @@ from gputile.model.errors import InputError, Overcommitted
 from gputile.model.requests import PodRequest
 from gputile.scheduler import app as module
 from gputile.scheduler.app import VOLUMES, SchedulerApp
+from gputile.scheduler.cluster_follower import STALE
 from gputile.scheduler.extender_api import read_filter
 from gputile.scheduler.leadership import ElectedReplica, SingleReplica
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.cluster_follower import STALE
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import NodeBuilder, node, pod
 from tests.scheduler.rig import Clock, ScriptedApi, bind_args, tile

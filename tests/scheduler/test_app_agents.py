@@ -10,8 +10,8 @@ from gputile.dialects.gputile import ORPHANED, write_orphaned_pods
 from gputile.kube.api import AgentLease, Json, Undecodable, WatchFailed, WatchUpdate
 from gputile.ledger.events import Instruction
 from gputile.model.refusals import NodeReason
+from gputile.scheduler.cluster_follower import STALE
 from gputile.scheduler.state.agent_liveness import AgentLivenessSettings
-from gputile.scheduler.state.cluster_follower import STALE
 from gputile.testing.builders import node, pod
 from tests.scheduler.rig import ScriptedApi, tile
 from tests.scheduler.test_app import Replica, cluster, filter_body, running

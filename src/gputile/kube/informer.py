@@ -69,6 +69,10 @@ class Informer(Generic[T]):
         self._relist = asyncio.Event()
         self._stream = self._listed_stream = 0  # number of the watch, and of the last one that delivered a list
 
+    def broken_for(self) -> float:
+        """Seconds since the watch broke; 0 while it is not broken."""
+        return 0.0 if self.broken_since is None else self._clock() - self.broken_since
+
     # ---- running ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:

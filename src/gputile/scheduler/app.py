@@ -15,7 +15,6 @@ from gputile.background.failure_isolation import FailureIsolation
 from gputile.background.garbage_collection import collect_periodically
 from gputile.concurrency.tasks import cancel_all
 from gputile.concurrency.time_slices import SearchLane, TimeSlices
-from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.kube.api import Api, ApiRejected, OutcomeUnknown
 from gputile.ledger.events import Freed, Instruction, Reserved, Tick
 from gputile.ledger.ledger import AllocationState, Ledger
@@ -24,6 +23,7 @@ from gputile.model.errors import InputError, Overcommitted
 from gputile.scheduler.binding.binder import Binder
 from gputile.scheduler.binding.open_binds import OpenBinds
 from gputile.scheduler.binding.reconciler import Reconciler
+from gputile.scheduler.cluster_follower import ClusterFollower
 from gputile.scheduler.extender.cpu_pods import CpuPodSteering
 from gputile.scheduler.extender.filter import FilterService
 from gputile.scheduler.extender.server import ExtenderServer
@@ -32,12 +32,11 @@ from gputile.scheduler.pending.pending_pods import PendingPods
 from gputile.scheduler.preemption.preemptor import Preemptor
 from gputile.scheduler.quota_watcher import QuotaWatcher
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.cluster_follower import ClusterFollower
 from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.scheduler.state.node_availability import NodeAvailability
 from gputile.scheduler.state.pod_requests import PodRequests
 from gputile.scheduler.state.unschedulable import UnschedulablePod
-from gputile.scheduler.state.workload_learner import WorkloadLearner
+from gputile.scheduler.workload_learner import WorkloadLearner
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 
@@ -62,62 +61,28 @@ class SchedulerApp:
         aggregated: AggregatedApi | None = None,
     ) -> None:
         """`aggregated`: API server calls of the metrics API; required when `metrics_api.listen` is set."""
+        clock, wall, leads = time.monotonic, time.time_ns, self.may_write
+        # 1. What all parts share.
         self.api, self.settings, self.metrics = api, settings, metrics
         self.leadership: Leadership = leadership or SingleReplica()
         self.ledger = Ledger(settings.ledger)
-        self.cluster_state = ClusterState(self.ledger, settings.dialects, settings.agents)
-        self._reserved_at: dict[str, float] = {}  # by pod: when filter first chose its node, for volumes
-        self._stopping = False
-        self._led, self._drain_until = False, 0.0
-        clock, wall, leads = time.monotonic, time.time_ns, self.may_write
+        self.cluster_state = state = ClusterState(self.ledger, settings.dialects, settings.agents)
         self.isolation = isolation = FailureIsolation(metrics, clock)
         self._lane = lane = SearchLane()
-        requests, self.availability = (
-            PodRequests(self.cluster_state),
-            NodeAvailability(self.cluster_state, settings.other_agents),
-        )
-        self.filter_service = FilterService(
-            self.cluster_state,
-            requests,
-            self.availability,
-            settings=settings,
-            metrics=metrics,
-            clock=clock,
-            on_unschedulable=self._on_unschedulable,
-        )
-        binds = OpenBinds()
-        self.binder = Binder(
-            api,
-            requests,
-            self.availability,
-            self.cluster_state,
-            settings,
-            metrics,
-            binds,
-            on_freed=self.apply,
-            leads=leads,
-            clock=clock,
-            wall=wall,
-        )
+        requests, binds = PodRequests(state), OpenBinds()
+        self.availability = available = NodeAvailability(state, settings.other_agents)
+        # 2. The work of the leader in the background.
         self.reconciler = Reconciler(
-            api, self.cluster_state, settings, metrics, binds, leads=leads, clock=clock, wall=wall, isolation=isolation
+            api, state, settings, metrics, binds, leads=leads, clock=clock, wall=wall, isolation=isolation
         )
         self.pending_pods = PendingPods(
-            api,
-            self.cluster_state,
-            settings,
-            metrics,
-            leads=leads,
-            clock=clock,
-            wall=wall,
-            isolation=isolation,
-            lane=lane,
+            api, state, settings, metrics, leads=leads, clock=clock, wall=wall, isolation=isolation, lane=lane
         )
         self.preemptor = Preemptor(
             api,
             requests,
-            self.availability,
-            self.cluster_state,
+            available,
+            state,
             settings,
             metrics,
             leads=leads,
@@ -128,38 +93,38 @@ class SchedulerApp:
             lane=lane,
         )
         self.quota_watcher = QuotaWatcher(
+            api, self.ledger, settings.quota, metrics, leads=leads, clock=clock, apply=self.apply, isolation=isolation
+        )
+        # 3. The verbs of kube-scheduler.
+        self.filter_service = FilterService(
+            state,
+            requests,
+            available,
+            settings=settings,
+            metrics=metrics,
+            clock=clock,
+            on_unschedulable=self._on_unschedulable,
+        )
+        self.binder = Binder(
             api,
-            self.ledger,
-            settings.quota,
+            requests,
+            available,
+            state,
+            settings,
             metrics,
+            binds,
+            on_freed=self.apply,
             leads=leads,
             clock=clock,
-            apply=self.apply,
-            isolation=isolation,
+            wall=wall,
         )
-        self.learner = WorkloadLearner(self.cluster_state, isolation)
-        self.follower = ClusterFollower(
-            api,
-            self.cluster_state,
-            self.learner,
-            self,
-            metrics,
-            isolation,
-            clock=clock,
-            lease_namespace=settings.agents.namespace,
-        )
-        self._known = {  # no pod is placed before all of these are
-            "nodes": self.follower.nodes.listed,
-            "pods": self.follower.pods.listed,
-            "quotas": self.quota_watcher.known,
-        }
-        self.steering = CpuPodSteering(self.cluster_state, settings, leads=leads, clock=clock)
+        self.steering = CpuPodSteering(state, settings, leads=leads, clock=clock)
         self.server = ExtenderServer(
             self.filter_service,
             self.preemptor,
             self.steering,
             self.binder,
-            self.cluster_state,
+            state,
             settings=settings,
             metrics=metrics,
             state=self,
@@ -168,9 +133,32 @@ class SchedulerApp:
             lane=lane,
         )
         self.metrics_api = self._metrics_api(aggregated)
+        # 4. The watches.
+        self.learner = WorkloadLearner(state, isolation)
+        self.follower = ClusterFollower(
+            api,
+            state,
+            self.preemptor,
+            self.learner,
+            self.metrics_api.projection if self.metrics_api is not None else None,
+            metrics,
+            isolation,
+            lease_namespace=settings.agents.namespace,
+            apply=self.apply,
+            clock=clock,
+        )
+        self._known = {  # no pod is placed before all of these are
+            "nodes": self.follower.nodes.listed,
+            "pods": self.follower.pods.listed,
+            "quotas": self.quota_watcher.known,
+        }
+        self._reserved_at: dict[str, float] = {}  # by pod: when filter first chose its node, for volumes
+        self._stopping = False
+        self._led, self._drain_until = False, 0.0
 
     def _metrics_api(self, aggregated: AggregatedApi | None) -> MetricsApi | None:
-        if not self.settings.metrics_api.listen:
+        settings = self.settings.metrics_api
+        if not settings.listen:
             return None
         if aggregated is None:
             raise InputError("setting `metrics_api.listen`: it needs an API server in front; leave it empty here")
@@ -178,7 +166,7 @@ class SchedulerApp:
             aggregated,
             self.cluster_state,
             self.server.verb,
-            settings=self.settings.metrics_api,
+            settings=settings,
             body_limit=self.settings.body_limit,
             metrics=self.metrics,
             is_synced=self.is_synced,
@@ -284,9 +272,8 @@ class SchedulerApp:
         self.reconciler.on_elected()
         self.preemptor.on_elected()
 
-    # ---- changes of the cluster -------------------------------------------------------------------------------------
-
     def apply(self, instructions: Iterable[Instruction]) -> None:
+        """Carry out the ledger's instructions."""
         instructions = list(instructions)
         freed = [instruction.node for instruction in instructions if isinstance(instruction, Freed)]
         if freed:
@@ -294,29 +281,6 @@ class SchedulerApp:
         if freed and self.metrics_api is not None:
             self.metrics_api.projection.touched(freed)
         self.reconciler.apply(instructions)
-
-    def node_seen(self, node: NodeObject, *, deleted: bool) -> None:
-        if self.metrics_api is not None:
-            work = partial(self.metrics_api.projection.node_changed, node, deleted=deleted)
-            self.isolation.step("metrics API", node.name, work)
-
-    def nodes_listed(self) -> None:
-        if self.metrics_api is not None:
-            self.metrics_api.projection.all_changed()
-
-    def pod_seen(self, pod: Pod) -> None:
-        self.isolation.step("preemption", pod.key, partial(self.preemptor.pod_seen, pod), pod)
-        if self.metrics_api is not None:
-            self.isolation.step("metrics API", pod.key, partial(self.metrics_api.projection.pod_changed, pod))
-
-    def pods_listed(self) -> None:
-        self.preemptor.listed()
-        if self.metrics_api is not None:
-            self.metrics_api.projection.all_changed(is_last=True)
-
-    def agent_changed(self, node: str) -> None:
-        if self.metrics_api is not None:
-            self.metrics_api.projection.touched([node])
 
     # ---- time -------------------------------------------------------------------------------------------------------
 

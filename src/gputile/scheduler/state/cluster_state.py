@@ -130,6 +130,7 @@ class ClusterState:
     def remove_unlisted(self, uid: str) -> list[Instruction]:
         """Remove a pod that is missing in a list: the watch did not show how it ended."""
         self.rejected_by_kubelet.pop(uid, None)
+        self.uncounted.pop(uid, None)
         self._forget_for_good(uid)
         entry = self.ledger.entry(uid)
         confirmed = entry is not None and entry.state is AllocationState.CONFIRMED

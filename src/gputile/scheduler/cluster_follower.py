@@ -9,7 +9,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gputile.background.failure_isolation import FailureIsolation
 from gputile.concurrency.time_slices import TimeSlices
@@ -17,8 +17,10 @@ from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.kube.api import AgentLease, Api, Undecodable, WatchFailed
 from gputile.kube.informer import Feed, Informer, OnChange, OnList
 from gputile.ledger.events import Compared, Instruction
+from gputile.metrics_api.projection import Projection
+from gputile.scheduler.preemption.preemptor import Preemptor
 from gputile.scheduler.state.cluster_state import ClusterState
-from gputile.scheduler.state.workload_learner import WorkloadLearner
+from gputile.scheduler.workload_learner import WorkloadLearner
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 
@@ -30,40 +32,27 @@ MANY = 1000  # new pods in one list, after which the garbage collector's heap is
 T = TypeVar("T")
 
 
-class ClusterObserver(Protocol):
-    """The rest of the scheduler, which reacts to changes of the cluster state."""
-
-    def apply(self, instructions: Iterable[Instruction]) -> None:
-        """Carry out the ledger's instructions."""
-
-    def node_seen(self, node: NodeObject, *, deleted: bool) -> None: ...
-
-    def nodes_listed(self) -> None: ...
-
-    def pod_seen(self, pod: Pod) -> None: ...
-
-    def pods_listed(self) -> None: ...
-
-    def agent_changed(self, node: str) -> None: ...
-
-
 class ClusterFollower:
-    """The watches of nodes, pods and agents' Leases, and how their updates reach the cluster state."""
+    """The watches of nodes, pods and agents' Leases, and how their updates reach the rest of the scheduler."""
 
     def __init__(
         self,
         api: Api,
         cluster_state: ClusterState,
+        preemptor: Preemptor,
         learner: WorkloadLearner,
-        observer: ClusterObserver,
+        projection: Projection | None,
         metrics: Metrics,
         isolation: FailureIsolation,
         *,
-        clock: Callable[[], float],
         lease_namespace: str,
+        apply: Callable[[Iterable[Instruction]], None],
+        clock: Callable[[], float],
     ) -> None:
-        self._cluster_state, self._learner, self._observer = cluster_state, learner, observer
-        self._metrics, self._isolation, self._clock = metrics, isolation, clock
+        """`apply` carries out the ledger's instructions."""
+        self._cluster_state, self._preemptor, self._learner = cluster_state, preemptor, learner
+        self._projection, self._metrics, self._isolation = projection, metrics, isolation
+        self._apply, self._clock = apply, clock
         self.nodes = self._informer("nodes", api.follow_nodes, self._nodes_listed, self._node_changed)
         self.pods = self._informer("pods", api.follow_pods, self._pods_listed, self._pod_changed)
         self.leases = Informer(
@@ -76,6 +65,7 @@ class ClusterFollower:
             clock=clock,
             message="watch of the agents' leases failed; reconnecting",
         )
+        self._needed: dict[str, Informer[Any]] = {"nodes": self.nodes, "pods": self.pods}  # to be ready
 
     def _informer(self, kind: str, feed: Feed[T], on_list: OnList[T], on_change: OnChange[T]) -> Informer[T]:
         return Informer(
@@ -93,45 +83,48 @@ class ClusterFollower:
     def _count_undecodable(self, undecodable: Undecodable) -> None:
         self._metrics.undecodable.inc()
 
-    # ---- status -----------------------------------------------------------------------------------------------------
-
-    def broken(self) -> dict[str, float]:
-        """The broken watches that readiness depends on, and since when. A cluster without agents has no Leases."""
-        watches: dict[str, Informer[Any]] = {"nodes": self.nodes, "pods": self.pods}
-        return {kind: watch.broken_since for kind, watch in watches.items() if watch.broken_since is not None}
-
     def stale(self) -> list[str]:
-        """The watches that have been broken for long."""
-        return [kind for kind, since in self.broken().items() if self._clock() - since > STALE]
+        """The watches that have been broken for long. A cluster without agents has no Leases."""
+        return [kind for kind, informer in self._needed.items() if informer.broken_for() > STALE]
 
     def update_metrics(self, now: float) -> None:
-        watches: dict[str, Informer[Any]] = {"nodes": self.nodes, "pods": self.pods, "leases": self.leases}
-        for kind, watch in watches.items():
-            if watch.seen_at is not None:
-                self._metrics.lag.labels(kind).set(now - watch.seen_at)
+        for kind, informer in {**self._needed, "leases": self.leases}.items():
+            if informer.seen_at is not None:
+                self._metrics.lag.labels(kind).set(now - informer.seen_at)
+
+    def _step(self, loop: str, name: str, work: Callable[[], list[Instruction]], about: Pod | None = None) -> bool:
+        """Work on one object and carry out the ledger's instructions; returns whether that succeeded."""
+
+        def work_and_apply() -> bool:
+            self._apply(work())
+            return True
+
+        return self._isolation.step(loop, name, work_and_apply, about) is not None
+
+    def _slices(self) -> TimeSlices:
+        return TimeSlices(self._clock, asyncio.sleep)
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
     async def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> None:
         slices = self._slices()
         for name in self._cluster_state.nodes_except({node.name for node in nodes}):
-            self._isolation.step("watch nodes", name, partial(self._remove_node, name))
+            self._step("watch nodes", name, partial(self._cluster_state.node_gone, name))
         for node in nodes:
             await slices.turn()
             await self._node_changed(node, False)
-        self._observer.nodes_listed()
+        if self._projection is not None:
+            self._projection.all_changed()
         log.info("listed", extra=fields(kind="nodes", count=len(nodes)))
 
-    def _remove_node(self, name: str) -> None:
-        self._observer.apply(self._cluster_state.node_gone(name))
-
     async def _node_changed(self, node: NodeObject, deleted: bool) -> None:
-        instructions = self._isolation.step("watch nodes", node.name, partial(self._apply_node, node, deleted))
-        self._observer.apply(instructions or ())
+        self._step("watch nodes", node.name, partial(self._apply_node, node, deleted))
 
     def _apply_node(self, node: NodeObject, deleted: bool) -> list[Instruction]:
         instructions = self._cluster_state.node_changed(node, deleted=deleted)
-        self._observer.node_seen(node, deleted=deleted)
+        if self._projection is not None:
+            work = partial(self._projection.node_changed, node, deleted=deleted)
+            self._isolation.step("metrics API", node.name, work)
         return instructions
 
     # ---- pods -------------------------------------------------------------------------------------------------------
@@ -156,7 +149,9 @@ class ClusterFollower:
             gc.enable()
         if first or moved > MANY:
             gc.freeze()  # later collections skip these objects
-        self._observer.pods_listed()
+        self._preemptor.listed()
+        if self._projection is not None:
+            self._projection.all_changed(is_last=True)
         log.info("listed", extra=fields(kind="pods", count=len(pods)))
 
     async def _apply_pod_list(self, pods: tuple[Pod, ...]) -> int:
@@ -164,40 +159,31 @@ class ClusterFollower:
         missing = cluster_state.unlisted({pod.uid for pod in pods}, self.pods.undecodable)
         for pod in pods:
             await slices.turn()
-            self._handle_pod(pod, partial(cluster_state.relisted, pod))
+            self._step_pod(pod, partial(cluster_state.relisted, pod))
         for uid in missing:
             await slices.turn()
-            self._isolation.step("watch pods", uid, partial(self._remove_pod, uid))
+            self._step("watch pods", uid, partial(cluster_state.remove_unlisted, uid))
         moved = cluster_state.take_changed()
         for uid in moved:
             await slices.turn()
-            self._isolation.step("watch pods", uid, partial(self._compare, uid))
+            self._step("watch pods", uid, partial(cluster_state.ledger.handle, Compared(uid)))
         return len(moved)
 
-    def _remove_pod(self, uid: str) -> None:
-        self._cluster_state.uncounted.pop(uid, None)
-        self._observer.apply(self._cluster_state.remove_unlisted(uid))
-
-    def _compare(self, uid: str) -> None:
-        self._observer.apply(self._cluster_state.ledger.handle(Compared(uid)))
-
     async def _pod_changed(self, pod: Pod, deleted: bool) -> None:
-        self._handle_pod(pod, partial(self._apply_pod, pod, deleted))
+        self._step_pod(pod, partial(self._apply_pod, pod, deleted))
 
     def _apply_pod(self, pod: Pod, deleted: bool) -> list[Instruction]:
         instructions = self._cluster_state.pod_changed(pod, deleted=deleted)
-        self._observer.pod_seen(pod)
+        self._isolation.step("preemption", pod.key, partial(self._preemptor.pod_seen, pod), pod)
+        if self._projection is not None:
+            self._isolation.step("metrics API", pod.key, partial(self._projection.pod_changed, pod))
         return instructions
 
-    def _handle_pod(self, pod: Pod, work: Callable[[], list[Instruction]]) -> None:
-        """If the work fails, the state stays as it was. The node of a pod that was never counted accepts no further
+    def _step_pod(self, pod: Pod, work: Callable[[], list[Instruction]]) -> None:
+        """If the work fails, the state stays as it was, and the node of a pod that was never counted accepts no further
         pod, because it is unknown which of its cards are allocated."""
-        instructions = self._isolation.step("watch pods", pod.key, work, pod)
-        self._cluster_state.uncounted_unless(instructions is not None, pod)
-        self._observer.apply(instructions or ())
-
-    def _slices(self) -> TimeSlices:
-        return TimeSlices(self._clock, asyncio.sleep)
+        counted = self._step("watch pods", pod.key, work, pod)
+        self._cluster_state.uncounted_unless(counted, pod)
 
     # ---- agents -----------------------------------------------------------------------------------------------------
 
@@ -213,10 +199,8 @@ class ClusterFollower:
             await self._lease_changed(lease, False)
 
     async def _lease_changed(self, lease: AgentLease, deleted: bool) -> None:
-        self._isolation.step("watch leases", lease.name, partial(self._apply_lease, lease, deleted))
-
-    def _apply_lease(self, lease: AgentLease, deleted: bool) -> None:
-        for node in self._cluster_state.agents.changed(lease, deleted=deleted):
+        work = partial(self._cluster_state.agents.changed, lease, deleted=deleted)
+        for node in self._isolation.step("watch leases", lease.name, work) or ():
             log.info("the agent's liveness changed", extra=fields(node=node, deleted=deleted))
             self.update_agents([node])
 
@@ -226,17 +210,14 @@ class ClusterFollower:
         for node in stale:
             log.warning("the agent's lease is stale", extra=fields(node=node))
         self.update_agents(stale)
-        for uid in self._cluster_state.orphans.kept():
-            self._isolation.step("deleted pods", uid, partial(self._check_deleted_pod, uid))
-
-    def _check_deleted_pod(self, uid: str) -> None:
-        self._observer.apply(self._cluster_state.orphans.check(uid, is_disconnected=bool(self.broken())))
+        orphans = self._cluster_state.orphans
+        is_disconnected = any(informer.broken_since is not None for informer in self._needed.values())
+        for uid in orphans.kept():
+            self._step("deleted pods", uid, partial(orphans.check, uid, is_disconnected=is_disconnected))
 
     def update_agents(self, nodes: list[str]) -> None:
         """The liveness of these nodes' agents changed."""
         for node in nodes:
-            self._isolation.step("agents", node, partial(self._update_agent, node))
-
-    def _update_agent(self, node: str) -> None:
-        self._observer.apply(self._cluster_state.agents_changed([node]))
-        self._observer.agent_changed(node)
+            self._step("agents", node, partial(self._cluster_state.agents_changed, [node]))
+            if self._projection is not None:
+                self._projection.touched([node])
