@@ -146,7 +146,7 @@ class Agent:
 
     def why_not_ready(self) -> str:
         """The reason for /readyz, "" when the agent is ready."""
-        if not self.node_pods.is_listed:
+        if not self._pods.listed.is_set():
             return "the pods of this node are not listed yet"
         if not self._node_seen.is_set():
             return f"the node {self.settings.node} is not listed yet"
@@ -338,7 +338,7 @@ class Agent:
         return ""
 
     async def _report_forever(self) -> None:
-        await asyncio.gather(self._driver_polled.wait(), self._node_seen.wait(), self.node_pods.wait_listed())
+        await asyncio.gather(self._driver_polled.wait(), self._node_seen.wait(), self._pods.listed.wait())
         while True:
             if not await self._isolate("report", self._try_report()):
                 await asyncio.sleep(REPORT_INTERVAL)  # reports may be needed as often as pods change
@@ -392,12 +392,12 @@ class Agent:
             await self._isolate("cleanup", self._clean_up_if_listed())
 
     async def _clean_up_if_listed(self) -> None:
-        if self.node_pods.is_listed:
+        if self._pods.listed.is_set():
             self.clean_up()
 
     async def _measure_usage_forever(self) -> None:
         """Beside the heartbeat, which must not wait for a driver; each renewal has the last sample."""
-        await self.node_pods.wait_listed()
+        await self._pods.listed.wait()
         while True:
             await self._isolate("usage", self.measure_usage())
             await asyncio.sleep(self.settings.heartbeat.renew)

@@ -55,15 +55,11 @@ class Informer(Generic[T]):
         self._on_failure, self._on_undecodable, self._on_alive = on_failure, on_undecodable, on_alive
         self._isolate, self._clock = isolate, clock
         self._message, self._log_fields, self._log_repeats = message, log_fields or {}, log_repeats
-        self.listed = asyncio.Event()
-        """Set once the first list has been passed on."""
-        self.failure = ""
-        """Why the watch is broken; "" while it is not."""
+        self.listed = asyncio.Event()  # the first list has been passed on
+        self.failure = ""  # why the watch is broken; "" while it is not
         self.broken_since: float | None = None
-        self.seen_at: float | None = None
-        """When the API server last sent anything."""
-        self.undecodable: set[str] = set()
-        """The undecodable objects of the last list, as namespace/name."""
+        self.seen_at: float | None = None  # when the API server last sent anything
+        self.undecodable: set[str] = set()  # of the last list, as namespace/name
         self._found_undecodable: set[str] = set()  # since the last list
         self._last_undecodable: Undecodable | None = None  # as logged
         self._relist = asyncio.Event()

@@ -101,13 +101,8 @@ class MetricsApi:
         self.server.drain()
 
     async def _watch_front_proxy(self) -> None:
-        informer = Informer(
-            self._cluster.follow_front_proxy,
-            *one_object(self.trust),
-            message="cannot watch the front-proxy CA",
-            log_repeats=True,
-        )
-        await informer.run()
+        feed, message = self._cluster.follow_front_proxy, "cannot watch the front-proxy CA"
+        await Informer(feed, *one_object(self.trust), message=message, log_repeats=True).run()
 
     async def trust(self, config_map: FrontProxyConfigMap | None) -> None:
         """An unusable or missing ConfigMap changes nothing: the previous front proxy stays trusted."""

@@ -96,13 +96,9 @@ class CertificateKeeper:
 
     async def _watch_secret(self) -> None:
         settings = self._settings
-        informer = Informer(
-            partial(self._cluster.follow_secret, settings.namespace, settings.secret),
-            *one_object(self.load),
-            message="cannot watch the certificate's Secret",
-            log_repeats=True,
-        )
-        await informer.run()
+        feed = partial(self._cluster.follow_secret, settings.namespace, settings.secret)
+        message = "cannot watch the certificate's Secret"
+        await Informer(feed, *one_object(self.load), message=message, log_repeats=True).run()
 
     async def load(self, secret: Secret | None) -> None:
         """Serve the certificate of the Secret; an unusable one changes nothing."""
