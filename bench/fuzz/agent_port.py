@@ -77,7 +77,7 @@ class AgentPortTarget:
 
 @asynccontextmanager
 async def target() -> AsyncIterator[AgentPortTarget]:
-    server = AgentServer(AgentSettings(node="n1", listen="127.0.0.1:0"), AgentMetrics(), lambda: "")
+    server = AgentServer(AgentSettings(node="n1", listen="127.0.0.1:0"), AgentMetrics().text, lambda: "")
     errors: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(str(context.get("message"))))
     await server.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputile.agent import app
-from gputile.agent.plugin_manager import cancel_all
+from gputile.concurrency.tasks import cancel_all
 from gputile.dialects import gputile, registry
 from gputile.dialects.usage_annotation import read_usage
 from gputile.kube.api import Bookmark, Change, WatchFailed
@@ -144,7 +144,7 @@ async def test_another_plugin_that_registers_our_resource_is_noticed(
         (tmp_path / CHECKPOINT).write_text(json.dumps(checkpoint))
         rig.agent.clean_up()
         line = f'gputile_agent_inconsistencies{{kind="stolen-name"}} {float(stolen)}'
-        assert line in rig.agent.metrics.text().decode()
+        assert line in rig.agent.metrics_page().decode()
 
 
 async def test_a_resource_that_the_kubelet_drops_is_restored(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ async def test_the_heartbeat_has_what_containers_use(tmp_path: Path) -> None:
         assert usage is not None
         assert usage.pods == {UID: {"c0": {"GPU-0": CardUsage(3000, 40)}}}
         assert usage.cards == {gpu.uuid for gpu in GPUS}
-        text = rig.agent.metrics.text().decode()
+        text = rig.agent.metrics_page().decode()
         assert f'gputile_agent_container_memory_used_bytes{{namespace="default",pod="{UID}",' in text
         assert rig.api.notes == []
         rig.driver.use("GPU-0", GpuProcess(pid=7, memory=5000))
@@ -187,7 +187,7 @@ async def test_usage_is_not_reported_by_default(tmp_path: Path) -> None:
         rig.driver.use("GPU-0", GpuProcess(pid=7, memory=3000))
         await rig.until(lambda: len(rig.api.uses) > 5)
         assert set(rig.api.uses) == {""}
-        assert "gputile_agent_container_memory_used_bytes" not in rig.agent.metrics.text().decode()
+        assert "gputile_agent_container_memory_used_bytes" not in rig.agent.metrics_page().decode()
 
 
 # ---- failures -------------------------------------------------------------------------------------------------------

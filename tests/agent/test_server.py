@@ -20,7 +20,7 @@ from tests.kube.certificates import Authority
 @asynccontextmanager
 async def serving(tls: AgentTlsSettings | None = None, why: str = "") -> AsyncIterator[AgentServer]:
     settings = AgentSettings(node="n1", listen="127.0.0.1:0", tls=tls or AgentTlsSettings())
-    server = AgentServer(settings, AgentMetrics(), lambda: why)
+    server = AgentServer(settings, AgentMetrics().text, lambda: why)
     await server.start()
     try:
         yield server

@@ -187,7 +187,7 @@ async def test_the_watch_of_leases_and_the_check_of_agents_continue(monkeypatch:
             return []
 
         monkeypatch.setattr(process.cluster_state, "agents_changed", poisoned(judge, lambda nodes: nodes == ["bad"]))
-        process._update_agents(["bad", "good"])
+        process.follower.update_agents(["bad", "good"])
         assert judged == ["good"]
 
 
@@ -198,7 +198,7 @@ async def test_a_list_of_leases_applies_all_others(monkeypatch: pytest.MonkeyPat
         agents = process.cluster_state.agents
         monkeypatch.setattr(agents, "_update", poisoned(agents._update, lambda lease: lease.name == "bad"))
         leases = [{"metadata": {"name": name}, "spec": {"holderIdentity": "x"}} for name in ("bad", "good")]
-        process._leases_listed(msgspec.convert(leases, tuple[AgentLease, ...]))
+        await process.follower._leases_listed(msgspec.convert(leases, tuple[AgentLease, ...]))
         assert ("bad" in agents, "good" in agents) == (False, True)
 
 
@@ -208,7 +208,7 @@ async def test_a_list_of_nodes_removes_all_others(monkeypatch: pytest.MonkeyPatc
         await replica.until(process.is_synced)
         real = process.cluster_state.node_gone
         monkeypatch.setattr(process.cluster_state, "node_gone", poisoned(real, lambda name: name == "bad"))
-        await process._nodes_listed(())
+        await process.follower._nodes_listed(())
         assert process.ledger.fleet.names() == ["bad"]
 
 
@@ -258,7 +258,7 @@ async def test_the_tick_does_its_other_parts(monkeypatch: pytest.MonkeyPatch) ->
         process = replica.process
         await replica.until(process.is_synced)
         shown: list[float] = []
-        monkeypatch.setattr(process, "_check_agents", poisoned(print, lambda: True))
+        monkeypatch.setattr(process.follower, "check_agents", poisoned(print, lambda: True))
         monkeypatch.setattr(process, "_update_metrics", shown.append)
         process.tick(1.0)
         assert shown == [1.0]

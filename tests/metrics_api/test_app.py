@@ -245,9 +245,9 @@ async def test_right_after_the_start_no_partial_list_is_served(tmp_path: Path, m
 
 async def test_before_the_cluster_is_synced_no_list_is_served(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
-        line.process._listed["pods"].clear()
+        line.process.follower.pods.listed.clear()
         assert (await line.ask(f"{ROOT}/podresources"))[0] == 503
-        line.process._listed["pods"].set()
+        line.process.follower.pods.listed.set()
 
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class Rig:
 
     async def round(self) -> list[str]:
         """One round; returns the writes."""
-        self.certifier.load(self.cluster.secret)
+        await self.certifier.load(self.cluster.secret)
         self.cluster.writes.clear()
         await self.certifier.round()
         return self.cluster.writes

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.model.units import Quantity, host_mebibytes, millicores, quantity, show_memory
+from gputile.model.units import Quantity, host_mebibytes, millicores, quantity, show_memory, unix_seconds
 
 
 @pytest.mark.parametrize(
@@ -127,3 +127,20 @@ def test_host_mebibytes(written: Quantity, value: int | None) -> None:
 )
 def test_show_memory(amount: int, text: str) -> None:
     assert show_memory(amount) == text
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        pytest.param("1970-01-01T00:01:00Z", 60.0, id="as-kubernetes-writes-it"),
+        pytest.param("1970-01-01T00:01:00.250000Z", 60.25, id="with-microseconds-as-in-a-lease"),
+        pytest.param("1970-01-01T02:01:00+02:00", 60.0, id="with-an-offset"),
+        pytest.param("1970-01-01T00:01:00", 60.0, id="without-an-offset-it-is-utc"),
+        pytest.param("0001-01-01T00:00:00Z", -62135596800.0, id="the-first-second-of-the-calendar"),
+        pytest.param("yesterday", None, id="no-time"),
+        pytest.param("", None, id="empty"),
+        pytest.param(None, None, id="missing"),
+    ],
+)
+def test_a_time_in_seconds_since_1970(written: str | None, seconds: float | None) -> None:
+    assert unix_seconds(written) == seconds

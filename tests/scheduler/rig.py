@@ -20,6 +20,7 @@ from gputile.kube.fake import MemoryApi
 from gputile.ledger.events import Instruction
 from gputile.ledger.ledger import AllocationState, Ledger
 from gputile.scheduler.binding.binder import Binder
+from gputile.scheduler.binding.open_binds import OpenBinds
 from gputile.scheduler.binding.reconciler import Reconciler
 from gputile.scheduler.extender.cpu_pods import CpuPodSteering
 from gputile.scheduler.extender.filter import FilterService
@@ -197,24 +198,37 @@ class Rig:
         self.availability = NodeAvailability(self.cluster_state, self.settings.other_agents)
         shared = self.requests, self.availability
         self.filter_service = FilterService(
-            self.cluster_state, *shared, settings=self.settings, metrics=self.metrics, clock=self.clock
+            self.cluster_state,
+            *shared,
+            settings=self.settings,
+            metrics=self.metrics,
+            clock=self.clock,
+            on_unschedulable=self._refused,
         )
-        self.binder = Binder(self.api, *shared, self.cluster_state, self.settings, self.metrics, **common)
-        self.reconciler = Reconciler(self.api, self.cluster_state, self.settings, self.metrics, **common)
+        self.unschedulable: list[UnschedulablePod] = []  # as filter reported them
+        self.binds = OpenBinds()
+        self.binder = Binder(
+            self.api,
+            *shared,
+            self.cluster_state,
+            self.settings,
+            self.metrics,
+            self.binds,
+            on_freed=self.apply,
+            **common,
+        )
+        self.reconciler = Reconciler(self.api, self.cluster_state, self.settings, self.metrics, self.binds, **common)
         self.pending_pods = PendingPods(self.api, self.cluster_state, self.settings, self.metrics, **common)
         self.preemptor = Preemptor(
             self.api, *shared, self.cluster_state, self.settings, self.metrics, on_freed=self.apply, **common
         )
         self.steering = CpuPodSteering(self.cluster_state, self.settings, leads=lambda: self.leading, clock=self.clock)
-        self.filter_service.on_unschedulable = self._refused
-        self.binder.on_freed = self.apply
-        self.binder.look_up, self.binder.on_bound = self.reconciler.look_up, self.reconciler.unconfirmed_binds.add
-        self.reconciler.is_busy = self.binder.is_busy
         self.cluster_state.nodes_listed(msgspec.convert(node, NodeObject) for node in manifests)
         self.apply(self.cluster_state.pods_listed(msgspec.convert(item, Pod) for item in self.api.pods.values()))
         self.api.events.clear()
 
     def _refused(self, pod: UnschedulablePod) -> None:
+        self.unschedulable.append(pod)
         self.pending_pods.refused(pod)
         self.preemptor.refused(pod)
 

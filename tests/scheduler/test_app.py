@@ -11,7 +11,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from gputile.background import failure_isolation, time_slices
+from gputile.background import failure_isolation
+from gputile.concurrency import time_slices
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.policies.workload_model import TrainingData
@@ -21,7 +22,8 @@ from gputile.ledger.ledger import AllocationState, LedgerSettings
 from gputile.model.errors import InputError, Overcommitted
 from gputile.model.requests import PodRequest
 from gputile.scheduler import app as module
-from gputile.scheduler.app import STALE, VOLUMES, SchedulerApp
+from gputile.scheduler.app import VOLUMES, SchedulerApp
+from gputile.scheduler.cluster_follower import STALE
 from gputile.scheduler.extender_api import read_filter
 from gputile.scheduler.leadership import ElectedReplica, SingleReplica
 from gputile.scheduler.settings import Settings
@@ -380,17 +382,21 @@ async def test_a_new_leader_resyncs_before_it_writes() -> None:
     async def label(leads: bool) -> None:
         labels.append(leads)
 
-    leader = ElectedReplica(metrics, resync=lambda: process.resync(), wait_out=0.01, set_label=label)
+    leader = ElectedReplica(
+        metrics,
+        Held(),  # type: ignore[arg-type]
+        resync=lambda: process.resync(),
+        wait_out=0.01,
+        set_label=label,
+    )
     api = cluster()
     process = SchedulerApp(api, settings(), metrics, leader)
-    leader.enter(Held())  # type: ignore[arg-type]
     stop = asyncio.Event()
-    await leader.on_change(Held.term)
     task = asyncio.create_task(process.run(stop))
     async with asyncio.timeout(2):
         while not process.may_write():
             await asyncio.sleep(0.001)
-    assert process._listed_stream == 2, "listed once at its start, and once more for this term"
+    assert process.follower.pods._listed_stream == 2, "listed once at its start, and once more for this term"
     stop.set()
     await task
     assert not process.may_write()
@@ -433,7 +439,7 @@ async def test_a_resync_lists_again_in_the_watch_itself() -> None:
         api.updates.put_nowait(Snapshot(()))
         await replica.until(process.is_synced)
         resync = asyncio.create_task(process.resync())
-        await replica.until(lambda: process._stream == 2)
+        await replica.until(lambda: process.follower.pods._stream == 2)
         assert not resync.done(), "the new list has not arrived yet"
         api.updates.put_nowait(Snapshot((bound,)))
         await resync
@@ -471,8 +477,8 @@ async def ticking(monkeypatch: pytest.MonkeyPatch, *pods: Json, **more: Any) -> 
     api = cluster(node("n1").cards(2, size=16), node("n2").cards(2, size=16), pods=pods)
     process = SchedulerApp(api, settings(**more), Metrics())
     process.cluster_state.nodes_listed(msgspec.convert(manifest, NodeObject) for manifest in api.nodes.values())
-    await process._pods_listed(await api.list_pods())
-    for event in process._listed.values():
+    await process.follower._pods_listed(await api.list_pods())
+    for event in process._known.values():
         event.set()
     return process, clock
 
@@ -536,7 +542,7 @@ async def test_the_metrics_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> Non
     for manifest in pods[1:3]:
         ask(process, manifest)
     assert await process.binder.bind(bind_args("c")) == ""
-    process._seen_at["pods"] = clock.now - 7
+    process.follower.pods.seen_at = clock.now - 7
     process.tick(clock.now)
     states = {
         state: value(process, "ledger_pods", state=state) for state in ("reserved", "assumed", "confirmed", "pending")
@@ -572,7 +578,7 @@ async def test_freed_capacity_nudges_pending_pods(monkeypatch: pytest.MonkeyPatc
     process, clock = await ticking(monkeypatch, manifest, *old)
     assert isinstance(process.api, ScriptedApi)
     assert ask(process, manifest, "n1") == []
-    process.apply(process._pod_changed(process.api.add_pod(old[0]), True))
+    await process.follower._pod_changed(process.api.add_pod(old[0]), True)
     clock.now += 1
     await process.pending_pods.round()
     assert [key for key, _, _ in process.api.patches] == ["default/web-0"]
@@ -601,7 +607,7 @@ async def test_the_first_list_is_read_a_few_at_a_time_and_learnt_as_a_whole(monk
 
     monkeypatch.setattr(process.ledger.fleet, "lesson_from", counted)
     process.cluster_state.nodes_listed(msgspec.convert(manifest, NodeObject) for manifest in api.nodes.values())
-    reading = asyncio.create_task(process._pods_listed(await api.list_pods()))
+    reading = asyncio.create_task(process.follower._pods_listed(await api.list_pods()))
     seen = []
     while not reading.done():
         await asyncio.sleep(0)
@@ -615,7 +621,7 @@ async def test_nodes_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     process, _ = await ticking(monkeypatch)
     monkeypatch.setattr(time_slices, "SLICE", -1.0)
     listed = [msgspec.convert(node(name).cards(1).manifest(), NodeObject) for name in ("n2", "n3")]
-    reading = asyncio.create_task(process._nodes_listed(tuple(listed)))
+    reading = asyncio.create_task(process.follower._nodes_listed(tuple(listed)))
     seen = []
     while not reading.done():
         await asyncio.sleep(0)

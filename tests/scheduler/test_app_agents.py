@@ -10,7 +10,7 @@ from gputile.dialects.gputile import ORPHANED, write_orphaned_pods
 from gputile.kube.api import AgentLease, Json, Undecodable, WatchFailed, WatchUpdate
 from gputile.ledger.events import Instruction
 from gputile.model.refusals import NodeReason
-from gputile.scheduler.app import STALE
+from gputile.scheduler.cluster_follower import STALE
 from gputile.scheduler.state.agent_liveness import AgentLivenessSettings
 from gputile.testing.builders import node, pod
 from tests.scheduler.rig import ScriptedApi, tile
@@ -92,9 +92,8 @@ async def test_without_the_right_to_leases_it_logs_once_and_is_ready(
         await replica.until(lambda: replica.process.cluster_state.agents.counts()["alive"] == 0)
         assert [record.msg for record in caplog.records].count("watch of the agents' leases failed; reconnecting") == 2
         late = time.monotonic() + 2 * STALE
-        monkeypatch.setattr(time, "monotonic", lambda: late)
+        monkeypatch.setattr(replica.process.follower, "_clock", lambda: late)
         assert replica.process.why_not_ready() == ""
-        monkeypatch.undo()
 
 
 async def test_an_undecodable_lease_is_skipped() -> None:
@@ -148,7 +147,7 @@ async def test_while_a_watch_is_broken_no_tile_is_freed() -> None:
         process.cluster_state.orphans.check = check  # type: ignore[method-assign]
         process.tick(time.monotonic())
         assert stale[-1] is False
-        process._broken_since["nodes"] = time.monotonic()
+        process.follower.nodes.broken_since = time.monotonic()
         process.tick(time.monotonic())
-        process._broken_since.clear()
+        process.follower.nodes.broken_since = None
         assert stale[-1] is True

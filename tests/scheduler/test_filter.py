@@ -12,7 +12,6 @@ from gputile.ledger.ledger import AllocationState
 from gputile.model.refusals import SENTENCE, NodeReason, about_one_node
 from gputile.scheduler.extender_api import FilterAnswer, OfferedVictims, PreemptArgs, read_filter
 from gputile.scheduler.settings import FilterSettings
-from gputile.scheduler.state.unschedulable import UnschedulablePod
 from gputile.testing.builders import NodeBuilder, node, pod
 from tests.dialects.shortcuts import raw_node
 from tests.scheduler.rig import GPU, MEMORY, Rig, tile
@@ -214,13 +213,11 @@ class TestRejections:
 
     def test_a_rejection_is_reported_to_on_unschedulable(self) -> None:
         rig = Rig(node("n1").card(size=4))
-        rejected: list[UnschedulablePod] = []
-        rig.filter_service.on_unschedulable = rejected.append
         rig.arrive(tile(8))
         rig.filter()
         rig.arrive({MEMORY: 8}, name="bad")
         rig.filter("bad")
-        assert [(pod.pod.name, pod.names) for pod in rejected] == [("web-0", ["n1"]), ("bad", ["n1"])]
+        assert [(pod.pod.name, pod.names) for pod in rig.unschedulable] == [("web-0", ["n1"]), ("bad", ["n1"])]
 
 
 class TestTheRequest:
@@ -321,10 +318,10 @@ class TestDryRun:
     @pytest.mark.parametrize("limits", [tile(8), tile(32), {MEMORY: 1}], ids=["fits", "does-not", "cannot-be-read"])
     def test_it_has_no_side_effects(self, limits: Json) -> None:
         rig = Rig(*twins(2))
-        rig.filter_service.on_unschedulable = lambda pod: pytest.fail("reported")
         rig.arrive(limits)
         before, scraped = rig.ledger.fleet.view("n1"), rig.metrics.text()
         rig.filter_service.dry_run(rig.args())
+        assert rig.unschedulable == []
         assert rig.state() is None
         assert rig.ledger.fleet.view("n1") == before
         assert rig.metrics.text() == scraped

@@ -156,7 +156,7 @@ class TestOneBudget:
         rig.api.add_pod(awkward())
         rig.catch_up()
         rig.filter("evil")
-        monkeypatch.setattr("gputile.background.time_slices.SLICE", -1.0)
+        monkeypatch.setattr("gputile.concurrency.time_slices.SLICE", -1.0)
         rig.clock.pauses.clear()
         await rig.pending_pods.round()
         assert len(rig.clock.pauses) > NODES
@@ -222,6 +222,7 @@ async def test_the_model_is_computed_beside_the_loop(monkeypatch: pytest.MonkeyP
             api.add_pod(pod(tile(number % 99 + 1), name=f"p{number}", uid=f"uid-{number}"))
         await replica.until(lambda: len(process.cluster_state.pending) == 120)
         process.tick(0.0)
-        await replica.until(lambda: threads and process._learning is not None and process._learning.done())
+        learner = process.learner
+        await replica.until(lambda: threads and learner._training is not None and learner._training.done())
         assert threads == [False]
         await asyncio.sleep(0)

@@ -1,13 +1,15 @@
 """A replica may write not before its ledger is complete, and not a moment after it lost the Lease."""
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
 
 from gputile.kube.api import OutcomeUnknown
 from gputile.kube.leader_election import Term
-from gputile.scheduler.leadership import ROUND, ElectedReplica, SingleReplica
+from gputile.scheduler.leadership import ROUND, ElectedReplica, SingleReplica, log_leadership
+from gputile.telemetry.logs import JsonLines
 from gputile.telemetry.metrics import Metrics
 from tests.scheduler.rig import Clock
 
@@ -51,17 +53,16 @@ class Replica:
         self.metrics = Metrics()
         self.leader = ElectedReplica(
             self.metrics,
+            self.elector,  # type: ignore[arg-type]
             resync=self._resync,
             wait_out=6.0,
             set_label=self._label,
             remove_label=self._remove_label,
             pause=self._pause,
         )
-        self.leader.enter(self.elector)  # type: ignore[arg-type]
 
     async def turn(self, term: Term | None) -> None:
         self.elector.elected = term
-        await self.leader.on_change(term)
 
     async def _resync(self) -> None:
         self._record("resync")
@@ -224,9 +225,9 @@ async def test_stepping_down_without_having_been_the_leader_changes_no_label() -
     assert r.history == ["label False"]
 
 
-async def test_without_an_election_no_replica_is_the_leader() -> None:
+async def test_without_the_lease_no_replica_is_the_leader() -> None:
     r = Replica()
-    r.leader._elector = None
+    r.elector.held = False
     await r.turn(FIRST)
     await r.leader.round()
     assert not r.leader.may_write()
@@ -241,3 +242,18 @@ async def test_a_single_replica_is_always_the_leader() -> None:
     await asyncio.sleep(0)
     assert not running.done()
     running.cancel()
+
+
+@pytest.mark.parametrize(
+    ("term", "line"),
+    [
+        pytest.param(NEXT, '"msg":"acquired the leader lease","inherited":true', id="acquired-from-another-replica"),
+        pytest.param(FIRST, '"msg":"acquired the leader lease","inherited":false', id="acquired-as-the-first"),
+        pytest.param(None, '"msg":"lost leadership"', id="lost"),
+    ],
+)
+async def test_a_change_of_leadership_is_logged(term: Term | None, line: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await log_leadership(term)
+    (record,) = caplog.records
+    assert line in JsonLines().format(record)

@@ -437,7 +437,7 @@ class TestGaps:
         rig.api.script["bind"] = [OutcomeUnknown("reset")] * 9
         assert "until the outcome is known" in await rig.bind()
         rig.api.pods.clear()
-        rig.reconciler.look_up("uid-web-0")
+        rig.binds.unknown.add("uid-web-0")
         await rig.reconciler.round()
         assert (rig.free(), rig.state()) == ([8], AllocationState.CONFIRMED)
         rig.pass_time(WORST)

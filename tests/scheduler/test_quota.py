@@ -187,7 +187,6 @@ class TestBind:
 
     async def test_a_rejected_bind_frees_its_quota_and_nudges_others(self) -> None:
         rig = rig_with_quotas(default=cards(1))
-        rig.binder.on_freed = rig.apply
         rig.arrive(tile(16), name="a")
         rig.filter("a")
         rig.arrive(tile(16), name="b")

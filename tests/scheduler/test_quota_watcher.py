@@ -258,7 +258,7 @@ async def test_no_pod_is_placed_before_the_quotas_are_known() -> None:
     api.follow_config_map = late  # type: ignore[method-assign]
     api.add_config_map("kube-system", "gputile-quota", {"quota.yaml": "namespaces: {default: {limits: []}}"})
     async with running(api) as replica:
-        await replica.until(lambda: replica.process._listed["pods"].is_set())
+        await replica.until(lambda: replica.process.follower.pods.listed.is_set())
         assert not replica.process.is_synced()
         assert (await replica.ask("/readyz"))[0] != 200
         gate.set()

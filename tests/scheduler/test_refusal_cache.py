@@ -87,11 +87,10 @@ class TestARepeatedRejection:
 
     def test_is_counted_and_reported_like_the_first(self) -> None:
         rig = full()
-        reported: list[str] = []
-        rig.filter_service.on_unschedulable = lambda pod: reported.append(pod.pod.name)
+        rig.unschedulable.clear()
         rig.filter("late")
         rig.filter("late")
-        assert reported == ["late", "late"]
+        assert [pod.pod.name for pod in rig.unschedulable] == ["late", "late"]
         assert rig.count("refusals_total", code="InsufficientCardMemory") == 4
 
     def test_does_not_answer_for_other_nodes(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.background import time_slices
+from gputile.concurrency import time_slices
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import Json
 from gputile.ledger.events import Conflict, Instruction, Relisted
@@ -123,7 +123,7 @@ async def test_while_a_list_is_processed_verbs_are_answered_and_allocate_nothing
         monkeypatch.setattr(time_slices, "SLICE", -1.0)
         many = [as_pod(pod({"cpu": 1}, name=f"plain-{n}", uid=f"uid-plain-{n}")) for n in range(500)]
         listed = (*many, *(as_pod(item) for item in after), as_pod(api.pods["default/wants"]))
-        reading = asyncio.create_task(process._pods_listed(listed))
+        reading = asyncio.create_task(process.follower._pods_listed(listed))
         body = {"Pod": api.pods["default/wants"], "Nodes": None, "NodeNames": ["n1"]}
         answers: list[Any] = []
         while not reading.done():

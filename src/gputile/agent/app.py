@@ -7,7 +7,7 @@ the kubelet ends the process. Only `cri.SocketReplaced` does, because the kubele
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,20 +21,12 @@ from gputile.agent.metering import UsageMeter
 from gputile.agent.node_pods import NodePods
 from gputile.agent.node_reporter import DesiredNodeStatus, NodeReporter, kubernetes_time
 from gputile.agent.orphaned_pods import OrphanContainers
-from gputile.agent.plugin_manager import PluginManager, cancel_all
+from gputile.agent.plugin_manager import PluginManager
 from gputile.agent.settings import AgentSettings
+from gputile.concurrency.tasks import cancel_all
 from gputile.dialects.kube_objects import NodeObject, Pod
-from gputile.kube.api import (
-    ApiRejected,
-    Bookmark,
-    Change,
-    KubeEvent,
-    OutcomeUnknown,
-    Snapshot,
-    Undecodable,
-    WatchFailed,
-    WatchUpdate,
-)
+from gputile.kube.api import ApiRejected, KubeEvent, OutcomeUnknown
+from gputile.kube.informer import Feed, Informer, OnChange, OnList
 from gputile.kube.node_client import NodeClient, NodeLease
 from gputile.kubelet import cri
 from gputile.model.cards import Card
@@ -46,7 +38,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PODS = "pods"
 REPORT_INTERVAL = 1.0  # seconds between two comparisons of running containers and pods, and of the node and its status
 REPORT_MAX_AGE = 8.0  # seconds after which a report is too old for a heartbeat: see docs/decisions/0014
 CLEANUP_INTERVAL = 10.0  # seconds between two cleanups and consistency checks
@@ -97,7 +88,8 @@ class Agent:
         )
         self._running: dict[str, cri.RunningContainer] | None = None  # by container ID; None: unknown
         self._reported_at = -REPORT_MAX_AGE  # when the node's annotations and status last matched what we know
-        self._watch_failure = ""  # why the watch on the node's pods is disconnected
+        self._pods = self._informer("pods", lambda: self.client.follow_pods(), self._pods_listed, self._pod_changed)
+        self._node = self._informer("node", lambda: self.client.follow_node(), self._nodes_listed, self._node_changed)
         self._report_needed = asyncio.Event()
         self._problems: dict[str, str] = {}  # by subject: the message that was last logged
         self._published: tuple[tuple[Card, ...], DesiredNodeStatus] | None = None
@@ -109,8 +101,8 @@ class Agent:
     async def run(self, stop: asyncio.Event) -> None:
         self.metrics.has_cdi.set(int(self.cdi.works))
         loops: list[Coroutine[Any, Any, None]] = [
-            self._watch(PODS, self.client.follow_pods, self.node_pods.listed, self._pod_changed),
-            self._watch("node", self.client.follow_node, self._nodes_listed, self._node_changed),
+            self._watch_forever("pods", self._pods),
+            self._watch_forever("node", self._node),
             self._poll_driver_forever(),
             self._handle_xids_forever(),
             self._renew_heartbeat_forever(),
@@ -118,7 +110,6 @@ class Agent:
             self._clean_up_forever(),
         ]
         if self.settings.report_use:
-            self.metrics.page = self.meter.page
             loops.append(self._measure_usage_forever())
         self._tasks = {asyncio.create_task(loop) for loop in loops}
         stopping = asyncio.create_task(stop.wait())
@@ -155,11 +146,15 @@ class Agent:
 
     def why_not_ready(self) -> str:
         """The reason for /readyz, "" when the agent is ready."""
-        if not self.node_pods.is_listed:
+        if not self._pods.listed.is_set():
             return "the pods of this node are not listed yet"
         if not self._node_seen.is_set():
             return f"the node {self.settings.node} is not listed yet"
         return "" if self._driver_polled.is_set() else "the GPU driver is not queried yet"
+
+    def metrics_page(self) -> bytes:
+        """For /metrics: the counters, and the usage computed at the scrape."""
+        return self.metrics.text() + (self.meter.page() if self.settings.report_use else b"")
 
     def _report_problem(self, subject: str, message: str, level: int = logging.WARNING, **more: object) -> None:
         """Log the message, unless it is the last one about this subject; "" ends the problem."""
@@ -186,44 +181,22 @@ class Agent:
 
     # ---- watches ----------------------------------------------------------------------------------------------------
 
-    async def _watch(
-        self,
-        kind: str,
-        feed: Callable[[], AsyncIterator[WatchUpdate[T]]],
-        listed: Callable[[tuple[T, ...]], Awaitable[None]],
-        changed: Callable[[T, bool], Awaitable[None]],
-    ) -> None:
-        async def once() -> None:
-            async for update in feed():
-                await self._isolate(kind, self._apply(kind, update, listed, changed))
+    def _informer(self, kind: str, feed: Feed[T], on_list: OnList[T], on_change: OnChange[T]) -> Informer[T]:
+        return Informer(
+            feed,
+            on_list,
+            on_change,
+            isolate=lambda work: self._isolate(kind, work()),
+            message=f"cannot watch the {kind}; reconnecting",
+        )
 
+    async def _watch_forever(self, kind: str, informer: Informer[Any]) -> None:
         while True:  # the feed is endless; should it end, the next one lists anew
-            await self._isolate(kind, once())
+            await self._isolate(kind, informer.run())
             await asyncio.sleep(self.settings.poll_interval)
 
-    async def _apply(
-        self,
-        kind: str,
-        update: WatchUpdate[T],
-        listed: Callable[[tuple[T, ...]], Awaitable[None]],
-        changed: Callable[[T, bool], Awaitable[None]],
-    ) -> None:
-        match update:
-            case WatchFailed(why):
-                self._report_problem(f"cannot watch the {kind}; reconnecting", why)
-                self._watch_failure = why if kind == PODS else self._watch_failure
-                return
-            case Undecodable(what, why):
-                self._report_problem("ignoring an undecodable object", f"{what}: {why}"[:LONGEST_ERROR])
-                return
-            case Snapshot(items):
-                await listed(items)
-            case Change(how, item):
-                await changed(item, how == "DELETED")
-            case Bookmark():
-                pass
-        self._report_problem(f"cannot watch the {kind}; reconnecting", "")
-        self._watch_failure = "" if kind == PODS else self._watch_failure
+    async def _pods_listed(self, pods: tuple[Pod, ...]) -> None:
+        await self.node_pods.listed(pods)
 
     async def _pod_changed(self, pod: Pod, deleted: bool) -> None:
         await self.node_pods.changed(pod, deleted=deleted)
@@ -356,8 +329,8 @@ class Agent:
         running containers were compared with the pods, and the result is written."""
         if time.monotonic() - self._reported_at > REPORT_MAX_AGE:
             return f"the node's status was not updated in the last {REPORT_MAX_AGE:g} seconds"
-        if self._watch_failure:
-            return f"the watch on the node's pods is disconnected: {self._watch_failure}"
+        if self._pods.failure:
+            return f"the watch on the node's pods is disconnected: {self._pods.failure}"
         try:
             await self.heartbeat.beat(time.time(), self.meter.usage_annotation())
         except (ApiRejected, OutcomeUnknown) as error:
@@ -365,7 +338,7 @@ class Agent:
         return ""
 
     async def _report_forever(self) -> None:
-        await asyncio.gather(self._driver_polled.wait(), self._node_seen.wait(), self.node_pods.wait_listed())
+        await asyncio.gather(self._driver_polled.wait(), self._node_seen.wait(), self._pods.listed.wait())
         while True:
             if not await self._isolate("report", self._try_report()):
                 await asyncio.sleep(REPORT_INTERVAL)  # reports may be needed as often as pods change
@@ -419,12 +392,12 @@ class Agent:
             await self._isolate("cleanup", self._clean_up_if_listed())
 
     async def _clean_up_if_listed(self) -> None:
-        if self.node_pods.is_listed:
+        if self._pods.listed.is_set():
             self.clean_up()
 
     async def _measure_usage_forever(self) -> None:
         """Beside the heartbeat, which must not wait for a driver; each renewal has the last sample."""
-        await self.node_pods.wait_listed()
+        await self._pods.listed.wait()
         while True:
             await self._isolate("usage", self.measure_usage())
             await asyncio.sleep(self.settings.heartbeat.renew)

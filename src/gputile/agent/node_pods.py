@@ -45,14 +45,12 @@ class NodePods:
         self._node = Node(name="", agent=gputile.NAME)
         self._pods: dict[str, NodePod] = {}
         self._changed = asyncio.Condition()
-        self._is_listed = asyncio.Event()
 
     # ---- updates ----------------------------------------------------------------------------------------------------
 
     async def listed(self, pods: Iterable[Pod]) -> None:
         alive = {pod.uid: pod for pod in pods if not pod.is_terminal}
         self._pods = {uid: self._parse_safely(pod, self._parse_update) for uid, pod in alive.items()}
-        self._is_listed.set()
         await self._notify()
 
     async def changed(self, pod: Pod, *, deleted: bool) -> None:
@@ -108,13 +106,6 @@ class NodePods:
         return {card.uuid: card for card in self._node.cards}
 
     # ---- queries ----------------------------------------------------------------------------------------------------
-
-    @property
-    def is_listed(self) -> bool:
-        return self._is_listed.is_set()
-
-    async def wait_listed(self) -> None:
-        await self._is_listed.wait()
 
     def get(self, uid: str) -> NodePod | None:
         return self._pods.get(uid)

@@ -111,10 +111,3 @@ class PluginManager:
             log.warning("cannot register with the kubelet; retrying", extra=fields(resource=resource, why=why))
         else:
             log.info("registered with the kubelet", extra=fields(resource=resource))
-
-
-async def cancel_all(tasks: set[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,7 +15,6 @@ from gputile.http.messages import Request, Response
 from gputile.http.server import Listener, ListenerLimits
 from gputile.http.tls import from_files
 from gputile.model.errors import InputError
-from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.telemetry.exposition import PAGE_TYPE
 from gputile.telemetry.logs import fields
 
@@ -31,8 +30,9 @@ RENEW_INTERVAL = 60.0  # seconds between two checks of certificate and key
 class AgentServer:
     """The server of the agent's three pages, with a certificate that is renewed from its files."""
 
-    def __init__(self, settings: AgentSettings, metrics: AgentMetrics, why_not_ready: Callable[[], str]) -> None:
-        self._settings, self._metrics, self._why_not_ready = settings, metrics, why_not_ready
+    def __init__(self, settings: AgentSettings, page: Callable[[], bytes], why_not_ready: Callable[[], str]) -> None:
+        """`page` returns the text of /metrics."""
+        self._settings, self._page, self._why_not_ready = settings, page, why_not_ready
         self._listener = Listener(
             self._respond, MAX_BODY, probes=PROBES, trusts=lambda certificate: False, bounds=BOUNDS
         )
@@ -97,5 +97,5 @@ class AgentServer:
                 why = self._why_not_ready()
                 return Response(f"{why or 'ok'}\n".encode(), 503 if why else 200, content_type=PLAIN)
             case "/metrics":
-                return Response(self._metrics.text(), content_type=PAGE_TYPE)
+                return Response(self._page(), content_type=PAGE_TYPE)
         return Response(b"not found; use /healthz, /readyz or /metrics\n", 404, content_type=PLAIN)

@@ -1,1 +1,1 @@
-"""Support for background work: isolating failing objects, time slices for long work, and garbage collection."""
+"""Support for background work: isolating failing objects, and garbage collection."""

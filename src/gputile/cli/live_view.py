@@ -6,7 +6,7 @@ once a second. On a terminal the screen is redrawn in place; in a pipe each chan
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -15,8 +15,9 @@ from gputile.cli.output import say, style
 from gputile.cli.pod_conditions import PodWithConditions
 from gputile.cli.render.terminal import terminal
 from gputile.cli.source import ClusterSnapshot, ClusterSource, ShownNode
-from gputile.kube.api import Change, Snapshot, WatchFailed, WatchUpdate
+from gputile.concurrency.tasks import cancel_all
 from gputile.kube.client import Client
+from gputile.kube.informer import Feed, Informer
 from gputile.kube.watch import follow
 from gputile.model.errors import InputError
 from gputile.text.terminal import one_line, painted
@@ -60,14 +61,14 @@ class Screen:
 
 async def _watch_cluster(source: ClusterSource, draw: Draw) -> None:
     client = Client(source.access())
-    pods = ObjectStore(follow(client.feed("/api/v1/pods", "Pod", PodWithConditions)))
-    nodes = ObjectStore(follow(client.feed("/api/v1/nodes", "Node", ShownNode)))
-    watches = [asyncio.create_task(store.fill()) for store in (pods, nodes)]
+    pods = ObjectStore(lambda: follow(client.feed("/api/v1/pods", "Pod", PodWithConditions)))
+    nodes = ObjectStore(lambda: follow(client.feed("/api/v1/nodes", "Node", ShownNode)))
+    watches = [asyncio.create_task(store.informer.run()) for store in (pods, nodes)]
     screen = Screen()
     try:
         while True:
-            failure = pods.failure or nodes.failure
-            if pods.is_known and nodes.is_known:
+            failure = pods.informer.failure or nodes.informer.failure
+            if is_known := pods.informer.listed.is_set() and nodes.informer.listed.is_set():
                 lines = draw(ClusterSnapshot(nodes=list(nodes.items.values()), pods=list(pods.items.values())))
                 screen.show([*lines, *([style(failure, fg="red")] if failure else [])])
             elif failure:
@@ -75,35 +76,27 @@ async def _watch_cluster(source: ClusterSource, draw: Draw) -> None:
             for watch in watches:
                 if watch.done():
                     watch.result()
-            await asyncio.sleep(PACE if pods.is_known and nodes.is_known else 0.05)
+            await asyncio.sleep(PACE if is_known else 0.05)
     finally:
-        for watch in watches:
-            watch.cancel()
+        await cancel_all(watches)
         await client.close()
 
 
 class ObjectStore:
     """All objects of one kind, as the watch last reported them."""
 
-    def __init__(self, feed: AsyncGenerator[WatchUpdate[Any], None]) -> None:
-        self._feed = feed
+    def __init__(self, feed: Feed[Any]) -> None:
         self.items: dict[str, Any] = {}
-        self.is_known = False
-        self.failure = ""
+        self.informer = Informer(feed, self._listed, self._changed)
 
-    async def fill(self) -> None:
-        async for update in self._feed:
-            if isinstance(update, WatchFailed):
-                self.failure = update.why
-                continue
-            self.failure = ""
-            if isinstance(update, Snapshot):
-                self.items = {_key(item): item for item in update.items}
-                self.is_known = True
-            elif isinstance(update, Change) and update.kind == "DELETED":
-                self.items.pop(_key(update.item), None)
-            elif isinstance(update, Change):
-                self.items[_key(update.item)] = update.item
+    async def _listed(self, items: tuple[Any, ...]) -> None:
+        self.items = {_key(item): item for item in items}
+
+    async def _changed(self, item: Any, deleted: bool) -> None:
+        if deleted:
+            self.items.pop(_key(item), None)
+        else:
+            self.items[_key(item)] = item
 
 
 def _key(item: PodWithConditions | ShownNode) -> str:

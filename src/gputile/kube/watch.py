@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from gputile.concurrency.time_slices import TimeSlices
 from gputile.kube.api import (
     ApiRejected,
     Bookmark,
@@ -30,7 +31,6 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between attempts
 LONGEST_RETRY_AFTER = 300.0  # seconds; a longer Retry-After is cut
 TOO_SHORT = 1.0  # seconds: a watch that ends sooner without an event counts as failed
 LATE = 75.0  # seconds without any event, not even a bookmark; the API server sends one per minute
-SLICE = 0.005  # seconds of decoding a list, after which other tasks get their turn
 PAGE_BYTES = 4 * 2**20  # of a page; some objects are a thousand times as large as others
 FIRST_PAGE, SMALLEST_PAGE = 100, 10  # objects
 MOST_FAILURES = 5  # failed watches in a row before a relist, whatever the error
@@ -276,13 +276,11 @@ class ApiFeed(Generic[T]):
         params = self._selector | ({"limit": str(size)} if limit else {})
         while True:
             answer = await self._http.request("GET", self._path, params=params)
-            body, started = self._body(answer), time.monotonic()
+            body, slices = self._body(answer), TimeSlices(time.monotonic, asyncio.sleep)
             for raw in body.items or ():
                 item = self._decode(raw)
                 undecodable.append(item) if isinstance(item, Undecodable) else items.append(item)
-                if time.monotonic() - started > SLICE:
-                    await asyncio.sleep(0)
-                    started = time.monotonic()
+                await slices.turn()
             if not body.metadata.next:
                 return ListResult(tuple(items), body.metadata.resource_version, tuple(undecodable))
             size = next_page(size, len(answer), limit)

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 from gputile.background.failure_isolation import FailureIsolation
+from gputile.concurrency.tasks import cancel_all
 from gputile.http.server import host_and_port
 from gputile.kube.aggregation import FrontProxyConfigMap
-from gputile.kube.api import Change, Json, Snapshot, Undecodable, WatchFailed, WatchUpdate
+from gputile.kube.api import Json, WatchUpdate
+from gputile.kube.informer import Informer, one_object
 from gputile.metrics_api.authentication import FrontProxy
 from gputile.metrics_api.authorization import Authorizer
 from gputile.metrics_api.certificates import CertificateKeeper, CertificatePair, CertificateStore
@@ -84,9 +86,7 @@ class MetricsApi:
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
 
     async def _keep_certificate(self) -> None:
         await (self._read_files() if self._settings.certificate else self._certificate_keeper.run())
@@ -101,19 +101,14 @@ class MetricsApi:
         self.server.drain()
 
     async def _watch_front_proxy(self) -> None:
-        async for update in self._cluster.follow_front_proxy():
-            match update:
-                case Snapshot(items):
-                    self.trust(items[0] if items else FrontProxyConfigMap())
-                case Change(how, config_map) if how != "DELETED":
-                    self.trust(config_map)
-                case WatchFailed(why) | Undecodable(_, why):
-                    log.warning("cannot watch the front-proxy CA", extra=fields(why=why))
+        feed, message = self._cluster.follow_front_proxy, "cannot watch the front-proxy CA"
+        await Informer(feed, *one_object(self.trust), message=message, log_repeats=True).run()
 
-    def trust(self, config_map: FrontProxyConfigMap) -> None:
-        """An unusable ConfigMap changes nothing: the previous front proxy stays trusted."""
+    async def trust(self, config_map: FrontProxyConfigMap | None) -> None:
+        """An unusable or missing ConfigMap changes nothing: the previous front proxy stays trusted."""
+        data = config_map.data if config_map is not None else None
         try:
-            self.server.trust(FrontProxy.read(config_map.data or {}))
+            self.server.trust(FrontProxy.read(data or {}))
         except InputError as error:
             log.warning("the metrics API cannot authenticate the front proxy", extra=fields(why=str(error)))
 

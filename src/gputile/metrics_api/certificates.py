@@ -17,12 +17,15 @@ import re
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
+from gputile.concurrency.tasks import cancel_all
 from gputile.kube.aggregation import Secret
-from gputile.kube.api import ApiRejected, Change, OutcomeUnknown, Snapshot, Undecodable, WatchFailed, WatchUpdate
+from gputile.kube.api import ApiRejected, OutcomeUnknown, WatchUpdate
+from gputile.kube.informer import Informer, one_object
 from gputile.metrics_api.resources import API_SERVICES
 from gputile.metrics_api.settings import MetricsApiSettings
 from gputile.model.errors import InputError
@@ -93,16 +96,11 @@ class CertificateKeeper:
 
     async def _watch_secret(self) -> None:
         settings = self._settings
-        async for update in self._cluster.follow_secret(settings.namespace, settings.secret):
-            match update:
-                case Snapshot(items):
-                    self.load(items[0] if items else None)
-                case Change(how, secret):
-                    self.load(None if how == "DELETED" else secret)
-                case WatchFailed(why) | Undecodable(_, why):
-                    log.warning("cannot watch the certificate's Secret", extra=fields(why=why))
+        feed = partial(self._cluster.follow_secret, settings.namespace, settings.secret)
+        message = "cannot watch the certificate's Secret"
+        await Informer(feed, *one_object(self.load), message=message, log_repeats=True).run()
 
-    def load(self, secret: Secret | None) -> None:
+    async def load(self, secret: Secret | None) -> None:
         """Serve the certificate of the Secret; an unusable one changes nothing."""
         self._secret, self._is_listed = secret, True
         self._woken.set()
@@ -145,9 +143,7 @@ class CertificateKeeper:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await cancel_all(waits)
 
     async def round(self) -> None:
         """Issue or renew the certificate if necessary, and make the API server trust it."""
@@ -175,7 +171,7 @@ class CertificateKeeper:
             return
         data = {CERTIFICATE: issued.certificate, KEY: issued.key, BUNDLE: bundle}
         version, where = secret.metadata.resource_version, self._settings
-        self.load(await self._cluster.write_secret(where.namespace, where.secret, version, data))
+        await self.load(await self._cluster.write_secret(where.namespace, where.secret, version, data))
         log.info("the metrics API's certificate was renewed", extra=fields(until=ends(issued.certificate)))
 
     async def _still_trusted(self, secret: Secret) -> bytes:

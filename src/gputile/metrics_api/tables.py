@@ -4,10 +4,11 @@ Pure functions from an object and the time to a row of cells.
 """
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
+
+from gputile.model.units import unix_seconds
 
 Json = dict[str, Any]
 Include = Literal["None", "Metadata", "Object"]
@@ -69,10 +70,10 @@ def partial(body: Json, version: str) -> Json:
 
 def age(since: str | None, now: float) -> str:
     """An age as kubectl prints it: 42s, 5m, 3h, 12d."""
-    try:
-        seconds = now - datetime.fromisoformat(since or "").timestamp()
-    except ValueError:
+    start = unix_seconds(since)
+    if start is None:
         return "<unknown>"
+    seconds = now - start
     if seconds < TWO_UNITS:
         return f"{max(int(seconds), 0)}s"
     for limit, unit, sign in SHORT:

@@ -1,10 +1,11 @@
-"""Units, and the only parser of Kubernetes quantities.
+"""Units, and the only parser of Kubernetes quantities and times.
 
 Inside the program memory is in whole MiB, cores are in whole percent of one card, CPU is in whole millicores. Only
 `dialects` converts what users write.
 """
 
 import re
+from datetime import UTC, datetime
 from fractions import Fraction
 from functools import lru_cache
 from typing import TypeAlias
@@ -62,6 +63,15 @@ def host_mebibytes(written: Quantity) -> MiB | None:
     """The host memory of a node or container, written in bytes, rounded up to MiB."""
     size = quantity(written)
     return None if size is None else -int(-size // 1024**2)
+
+
+def unix_seconds(timestamp: str | None) -> float | None:
+    """An RFC 3339 time, as Kubernetes writes it, in seconds since 1970; None if the text is not a time."""
+    try:
+        time = datetime.fromisoformat(timestamp or "")
+    except ValueError:
+        return None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def show_memory(amount: MiB) -> str:

@@ -67,6 +67,7 @@ class ElectedReplica:
     def __init__(
         self,
         metrics: Metrics,
+        elector: Elector,
         *,
         resync: Callable[[], Awaitable[None]],
         wait_out: float,
@@ -75,31 +76,19 @@ class ElectedReplica:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`resync` lists all pods into the ledger; `wait_out` is the longest duration of a bind, in seconds."""
-        self._metrics, self._resync, self._wait_out = metrics, resync, wait_out
+        self._metrics, self._elector, self._resync, self._wait_out = metrics, elector, resync, wait_out
         self._set_label, self._remove_label, self._pause = set_label, remove_label, pause
         self._isolation = FailureIsolation(metrics, time.monotonic)
-        self._elector: Elector | None = None
         self._ready_for: Term | None = None  # the term for which the ledger is complete
         self._labelled: bool | None = None  # whether our pod has the leader label; None: unknown
         self._vanished = ""  # the former leader whose label must still be removed
 
-    def enter(self, elector: Elector) -> None:
-        """Set the election that this replica takes part in; it reports changes to `on_change`."""
-        self._elector = elector
-
     def may_write(self) -> bool:
         """Whether this replica is the leader, is prepared for it, and holds an unexpired Lease at this moment."""
-        term = self._elector.term if self._elector is not None else None
+        term = self._elector.term
         return term is not None and self._ready_for is term
 
-    async def on_change(self, term: Term | None) -> None:
-        if term is not None:
-            log.info("acquired the leader lease", extra=fields(inherited=term.inherited))
-        else:
-            log.info("lost leadership", extra=fields(inherited=None))
-
     async def run(self) -> None:
-        assert self._elector is not None
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._elector.run())
             tasks.create_task(self._run_rounds())
@@ -114,10 +103,10 @@ class ElectedReplica:
 
     async def round(self) -> None:
         """Prepare for a new term, and correct the leader labels."""
-        term = self._elector.term if self._elector is not None else None
+        term = self._elector.term
         if term is not None and self._ready_for is not term:
             if term.inherited:
-                self._vanished = self._elector.predecessor if self._elector is not None else ""
+                self._vanished = self._elector.predecessor
                 await self._pause(self._wait_out)
             await self._resync()
             self._ready_for = term
@@ -136,7 +125,15 @@ class ElectedReplica:
         Without `release` the Lease expires by itself, and the next leader waits for binds that we may have sent.
         """
         self._ready_for = None
-        if self._elector is not None and release:
+        if release:
             await self._elector.release()
         if self._labelled:
             await self._set_label(False)
+
+
+async def log_leadership(term: Term | None) -> None:
+    """`on_change` of the `Elector`; `ElectedReplica` itself reads the term."""
+    if term is not None:
+        log.info("acquired the leader lease", extra=fields(inherited=term.inherited))
+    else:
+        log.info("lost leadership", extra=fields(inherited=None))

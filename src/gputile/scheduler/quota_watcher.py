@@ -17,18 +17,8 @@ from functools import partial
 import msgspec
 
 from gputile.background.failure_isolation import FailureIsolation
-from gputile.kube.api import (
-    Api,
-    ApiRejected,
-    Bookmark,
-    Change,
-    KubeEvent,
-    OutcomeUnknown,
-    Snapshot,
-    Undecodable,
-    WatchFailed,
-    WatchUpdate,
-)
+from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown, Undecodable, WatchFailed
+from gputile.kube.informer import Informer, one_object
 from gputile.kube.quota_config_maps import LAST_GOOD, QuotaConfigMap, read_quotas
 from gputile.ledger.events import Instruction, QuotasSet
 from gputile.ledger.ledger import Ledger
@@ -69,7 +59,6 @@ class QuotaSource(msgspec.Struct):
     key: str
     good: Quotas = msgspec.field(default_factory=dict)
     known: bool = False
-    watch_failure: str = ""  # why its watch failed, as last logged
     forbidden: int = 0  # how often in a row the API server forbade to read it
     last: QuotaConfigMap | None = None
     text: str | None = None  # the source of `good`
@@ -122,30 +111,27 @@ class QuotaWatcher:
     # ---- watching ---------------------------------------------------------------------------------------------------
 
     async def _watch(self, source: QuotaSource) -> None:
-        async for update in self._api.follow_config_map(source.namespace, source.name):
-            await self._isolation.attempt(LOOP, source.title, partial(self._handle, source, update), always=True)
+        informer = Informer(
+            partial(self._api.follow_config_map, source.namespace, source.name),
+            *one_object(partial(self._update, source)),
+            on_failure=partial(self._watch_failed, source),
+            on_undecodable=partial(self._undecodable, source),
+            isolate=lambda work: self._isolation.attempt(LOOP, source.title, work, always=True),
+            message="watch of the quota ConfigMap failed; reconnecting",
+            log_fields={"quota": source.title},
+        )
+        await informer.run()
 
-    async def _handle(self, source: QuotaSource, update: WatchUpdate[QuotaConfigMap]) -> None:
-        match update:
-            case WatchFailed(why, forbidden):
-                self._metrics.watch_failures.labels("configmaps").inc()
-                if why != source.watch_failure:
-                    source.watch_failure = why
-                    log.warning(
-                        "watch of the quota ConfigMap failed; reconnecting", extra=fields(quota=source.title, why=why)
-                    )
-                source.forbidden = source.forbidden + 1 if forbidden else 0
-                if source.forbidden >= MAX_FORBIDDEN:  # installed without this right: quotas are not wanted
-                    self._mark_known(source)
-            case Undecodable(_, why):
-                source.last = None
-                self._reject(source, f"ConfigMap {source.title}: undecodable, `data` must map keys to text: {why}")
-            case Snapshot(items):
-                await self._update(source, items[0] if items else None)
-            case Change(how, item):
-                await self._update(source, None if how == "DELETED" else item)
-            case Bookmark():
-                pass
+    def _watch_failed(self, source: QuotaSource, failed: WatchFailed) -> None:
+        self._metrics.watch_failures.labels("configmaps").inc()
+        source.forbidden = source.forbidden + 1 if failed.forbidden else 0
+        if source.forbidden >= MAX_FORBIDDEN:  # installed without this right: quotas are not wanted
+            self._mark_known(source)
+
+    def _undecodable(self, source: QuotaSource, undecodable: Undecodable) -> None:
+        source.last = None
+        why = f"undecodable, `data` must map keys to text: {undecodable.why}"
+        self._reject(source, f"ConfigMap {source.title}: {why}")
 
     async def _update(self, source: QuotaSource, config_map: QuotaConfigMap | None) -> None:
         before, source.last = source.last, config_map

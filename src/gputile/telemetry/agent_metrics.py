@@ -3,8 +3,6 @@
 Names and labels are a contract: they may be added, never renamed or removed.
 """
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -43,7 +41,6 @@ class AgentMetrics:
         self.loop_failures = self._counter(
             "loop_failures_total", "Failed iterations of a loop; the loop continues.", "loop"
         )
-        self.page: Callable[[], bytes] = bytes  # metrics computed at the scrape: see `exposition`
         self.beats = self._counter("heartbeats_total", "Renewals of the Lease, by outcome.", "outcome")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -54,4 +51,4 @@ class AgentMetrics:
 
     def text(self) -> bytes:
         """The metrics in the text format of Prometheus."""
-        return generate_latest(self.registry) + self.page()
+        return generate_latest(self.registry)

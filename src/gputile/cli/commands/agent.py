@@ -91,7 +91,7 @@ async def _main(settings: AgentSettings, access: ClusterAccess, driver: Driver) 
     else:
         log.warning("container runtime ignores CDI: GPU pods start one at a time", extra=logs.fields(why=cdi.why))
     agent = Agent(NodeClient(client, settings.node), heartbeat, driver, settings, metrics, cdi=cdi)
-    server = AgentServer(settings, metrics, agent.why_not_ready)
+    server = AgentServer(settings, agent.metrics_page, agent.why_not_ready)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

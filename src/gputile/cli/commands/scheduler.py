@@ -26,7 +26,7 @@ from gputile.kube.leader_election import Elector
 from gputile.model.errors import InputError
 from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.extender_api import FilterArgs
-from gputile.scheduler.leadership import LABEL, ElectedReplica, RemoveLabel, SetLabel
+from gputile.scheduler.leadership import LABEL, ElectedReplica, RemoveLabel, SetLabel, log_leadership
 from gputile.scheduler.settings import ABOVE_ZERO, Settings, checked
 from gputile.sim.manifests import Manifests, load_file
 from gputile.telemetry import logs
@@ -133,16 +133,16 @@ def _in_cluster(settings: Settings, metrics: Metrics, access: ClusterAccess) -> 
     aggregated = Aggregation(client)
     if not settings.leadership.enabled:
         return SchedulerApp(client, settings, metrics, aggregated=aggregated)
+    leases = client.leases(settings.leadership.namespace, settings.leadership.name)
     leader = ElectedReplica(
         metrics,
+        Elector(leases, _identity(), settings.leadership, on_change=log_leadership),
         resync=lambda: process.resync(),
         wait_out=2 * settings.bind.attempt,  # the leader checks its lease before each attempt, not once per bind
         set_label=_labeller(client),
         remove_label=_taker(client),
     )
     process = SchedulerApp(client, settings, metrics, leader, aggregated)
-    leases = client.leases(settings.leadership.namespace, settings.leadership.name)
-    leader.enter(Elector(leases, _identity(), settings.leadership, on_change=leader.on_change))
     return process
 
 

@@ -6,7 +6,6 @@ cluster of 500 nodes is still a readable list.
 
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
 
 from msgspec import UNSET
 
@@ -25,6 +24,7 @@ from gputile.cli.render.terminal import (
     table,
     wrapped,
 )
+from gputile.model.units import unix_seconds
 
 UNKNOWN = "unknown"
 BAR = 10
@@ -266,7 +266,5 @@ def _used(tenant: CardTenant) -> str:
 
 def age(timestamp: str, now: float) -> str:
     """The time since then, as kubectl shows ages; `-` when unknown."""
-    try:
-        return since(now - datetime.fromisoformat(timestamp).timestamp())
-    except ValueError:
-        return "-"
+    then = unix_seconds(timestamp)
+    return "-" if then is None else since(now - then)

@@ -25,6 +25,7 @@ from gputile.model.cards import Card
 from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest, about_one_node
 from gputile.model.requests import PodRequest
+from gputile.scheduler.binding.open_binds import OpenBinds
 from gputile.scheduler.extender_api import BindArgs
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.state.allocations import SECONDS, STEPS, allocation_of, seed_of
@@ -49,7 +50,7 @@ class BindFailed(Exception):
 
 
 class Binder:
-    """Binds pods with their grants, and knows the binds in flight."""
+    """Binds pods with their grants; several binds run at once."""
 
     def __init__(
         self,
@@ -59,40 +60,36 @@ class Binder:
         cluster_state: ClusterState,
         settings: Settings,
         metrics: Metrics,
+        binds: OpenBinds,
         *,
+        on_freed: Callable[[list[Instruction]], None],
         leads: Callable[[], bool],
         clock: Callable[[], float],
         wall: Callable[[], int],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """`on_freed`: an assumed allocation is free again."""
         self._api, self._cluster_state, self._ledger = api, cluster_state, cluster_state.ledger
         self._requests, self._availability = requests, availability
         self._settings, self._metrics = settings, metrics
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
-        self._open: dict[str, tuple[str, asyncio.Task[str]]] = {}  # by UID: node and the bind in flight
-        self.look_up: Callable[[str], None] = lambda uid: None  # schedules a live lookup of the pod
-        self.on_bound: Callable[[str], None] = lambda uid: None  # the API server accepted the bind
-        self.on_freed: Callable[[list[Instruction]], None] = lambda done: None  # an assumed allocation is free again
+        self._binds, self._on_freed = binds, on_freed
 
     async def bind(self, args: BindArgs) -> str:
         """ "" when the pod is bound. A bind in flight continues if its caller disconnects."""
         name = args.uid or args.key
-        node, task = self._open.get(name, (args.node, None))
+        node, task = self._binds.in_flight.get(name, (args.node, None))
         if node != args.node:
             return f"the pod is being bound to node {node}; try again"
         if task is None:
             task = asyncio.create_task(self._bind_and_count(args))
-            self._open[name] = (node, task)
-            task.add_done_callback(lambda _: self._open.pop(name, None))
+            self._binds.in_flight[name] = (node, task)
+            task.add_done_callback(lambda _: self._binds.in_flight.pop(name, None))
         return await asyncio.shield(task)
-
-    def is_busy(self, uid: str) -> bool:
-        """Whether a bind of this pod is under way."""
-        return uid in self._open
 
     async def finish(self) -> None:
         """Wait for the binds in flight."""
-        await asyncio.gather(*(task for _, task in self._open.values()), return_exceptions=True)
+        await asyncio.gather(*(task for _, task in self._binds.in_flight.values()), return_exceptions=True)
 
     async def _bind_and_count(self, args: BindArgs) -> str:
         started = self._clock()
@@ -200,7 +197,7 @@ class Binder:
         if allocation.node != node:
             raise BindFailed(f"the pod is already {entry.state} on node {allocation.node}")
         if allocation.grant is None or self._ledger.overcommitted(allocation.pod):
-            self.look_up(allocation.pod)
+            self._binds.unknown.add(allocation.pod)
             raise BindFailed("the GPUs of an earlier attempt went to another pod; gputile is looking up its outcome")
         return allocation, allocation.grant
 
@@ -224,7 +221,7 @@ class Binder:
             started = self._clock()
             try:
                 await self._api.bind(binding, min(left, self._settings.bind.attempt))
-                self.on_bound(binding.uid)
+                self._binds.unconfirmed.add(binding.uid)
                 return
             except ApiRejected as error:
                 if error.status not in (0, 408, 429):
@@ -268,7 +265,7 @@ class Binder:
                 f"the API server rejected the bind: {rejection}; an earlier attempt may still succeed", "unknown"
             ) from rejection
         if may_be_written and (live is None or live.uid != binding.uid):
-            self.on_freed(self._cluster_state.vanished(binding.uid))  # its containers may run
+            self._on_freed(self._cluster_state.vanished(binding.uid))  # its containers may run
         else:
             self._forget(binding, grant)
         raise BindFailed(f"the API server rejected the bind: {rejection}") from rejection
@@ -279,7 +276,7 @@ class Binder:
 
     def _forget(self, binding: Binding, grant: Grant | None) -> None:
         if grant is not None:
-            self.on_freed(self._ledger.handle(Forgotten(binding.uid)))
+            self._on_freed(self._ledger.handle(Forgotten(binding.uid)))
             self._availability.deprioritize(binding.uid, binding.node)
 
     # ---- logs -------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from gputile.ledger.ledger import AllocationState
 from gputile.model.grants import Grant
 from gputile.model.refusals import Refusal, about_one_node
 from gputile.model.requests import PodRequest
+from gputile.scheduler.binding.open_binds import OpenBinds
 from gputile.scheduler.binding.overlap_resolver import OverlapResolver
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.state.allocations import SECONDS, STEPS, allocation_of, seed_of
@@ -47,6 +48,7 @@ class Reconciler:
         cluster_state: ClusterState,
         settings: Settings,
         metrics: Metrics,
+        binds: OpenBinds,
         *,
         leads: Callable[[], bool],
         clock: Callable[[], float],
@@ -57,7 +59,7 @@ class Reconciler:
         self._isolation = isolation or FailureIsolation(metrics, clock)
         self._api, self._cluster_state, self._settings, self._metrics = api, cluster_state, settings, metrics
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
-        self._verify: set[str] = set()
+        self._binds = binds
         self._overlap_resolver = OverlapResolver(
             api, cluster_state, settings, metrics, leads=leads, clock=clock, wall=wall, isolation=self._isolation
         )
@@ -65,8 +67,6 @@ class Reconciler:
         self._not_before: dict[str, float] = {}  # by UID: when to retry failed work
         self._unplaced_since: dict[str, float] = {}  # by UID: bound by another scheduler, and no cards found for it
         self._unplaced: dict[str, tuple[Pod, str]] = {}  # the same pods, and the message of the Event to write
-        self.is_busy: Callable[[str], bool] = lambda uid: False  # whether a bind of this pod is in flight
-        self.unconfirmed_binds: set[str] = set()  # binds that the API server accepted and our watch has not shown yet
         self._reported: dict[str, str] = {}  # by UID: the message of the last Event
 
     def apply(self, instructions: Iterable[Instruction]) -> None:
@@ -75,16 +75,12 @@ class Reconciler:
             match instruction:
                 case VerifyBind(pod):
                     self._metrics.expired.inc()
-                    self.look_up(pod)
+                    self._binds.unknown.add(pod)
                 case Conflict():
                     self._metrics.conflicts.inc()
                     self._overlap_resolver.add(instruction)
                 case Freed():
                     self._unplaced_since.clear()  # pods that did not fit may be granted now
-
-    def look_up(self, uid: str) -> None:
-        """Have a live lookup find out the outcome of this pod's bind."""
-        self._verify.add(uid)
 
     def on_elected(self) -> None:
         """This replica became the leader, and another may have been in between: decide unwritten grants again."""
@@ -95,7 +91,7 @@ class Reconciler:
         self._unwritten.clear()
         for entry in self._cluster_state.ledger.in_flight():
             if entry.state is AllocationState.ASSUMED:
-                self.look_up(entry.allocation.pod)
+                self._binds.unknown.add(entry.allocation.pod)
 
     async def run(self) -> None:
         while True:
@@ -104,7 +100,7 @@ class Reconciler:
 
     async def round(self) -> None:
         """Do all work that is due, once. Failed work is retried later, and delays nothing else."""
-        for uid in sorted(self._verify):
+        for uid in sorted(self._binds.unknown):
             await self._attempt(uid, self._look_up)
         if not self._leads():
             self._cluster_state.invalid_grants.clear()
@@ -148,20 +144,20 @@ class Reconciler:
     async def _look_up(self, uid: str) -> None:
         entry = self._cluster_state.ledger.entry(uid)
         if entry is None or entry.state is not AllocationState.ASSUMED:
-            self._verify.discard(uid)
+            self._binds.unknown.discard(uid)
             return
         namespace, _, name = entry.allocation.name.partition("/")
-        live = None if self.is_busy(uid) else await self._api.pod(namespace, name)
-        if self.is_busy(uid):
+        live = None if uid in self._binds.in_flight else await self._api.pod(namespace, name)
+        if uid in self._binds.in_flight:
             return  # a bind in flight will show the outcome, or be looked up itself
-        self._verify.discard(uid)
+        self._binds.unknown.discard(uid)
         if self._cluster_state.ledger.entry(uid) is not entry:
             return  # the watch, or another bind, was faster: the lookup is stale
         if live is None or live.uid != uid:
             self.apply(self._cluster_state.vanished(uid))
         elif live.node_name:
             self.apply(self._cluster_state.pod_changed(live))
-        elif uid not in self.unconfirmed_binds:  # otherwise a later attempt succeeded after the lookup was sent
+        elif uid not in self._binds.unconfirmed:  # otherwise a later attempt succeeded after the lookup was sent
             self.apply(self._cluster_state.ledger.handle(Forgotten(uid)))
         node = live.node_name if live else None
         log.info("outcome of a bind looked up", extra=fields(pod=entry.allocation.name, node=node))
@@ -301,7 +297,7 @@ class Reconciler:
 
     def prune(self) -> None:
         """Forget pods that are gone."""
-        self.unconfirmed_binds &= {entry.allocation.pod for entry in self._cluster_state.ledger.in_flight()}
+        self._binds.unconfirmed &= {entry.allocation.pod for entry in self._cluster_state.ledger.in_flight()}
         for by_uid in (self._reported, self._not_before, self._unplaced_since):
             for uid in [uid for uid in by_uid if self._cluster_state.pod(uid) is None]:
                 del by_uid[uid]

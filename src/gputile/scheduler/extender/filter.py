@@ -54,12 +54,13 @@ class FilterService:
         settings: Settings,
         metrics: Metrics,
         clock: Callable[[], float],
+        on_unschedulable: Callable[[UnschedulablePod], None] = lambda pod: None,
     ) -> None:
         self._cluster_state, self._ledger, self._settings = cluster_state, cluster_state.ledger, settings
         self.requests, self._availability = requests, availability
         self._metrics, self._clock = metrics, clock
         self._refusal_cache = RefusalCache(cluster_state.ledger.fleet)
-        self.on_unschedulable: Callable[[UnschedulablePod], None] = lambda pod: None
+        self._on_unschedulable = on_unschedulable
 
     # ---- filter -----------------------------------------------------------------------------------------------------
 
@@ -73,7 +74,7 @@ class FilterService:
 
     def _reject_bad_request(self, args: FilterArgs, bad: BadRequest) -> FilterAnswer:
         self._metrics.bad_requests.labels(bad.code).inc()
-        self.on_unschedulable(UnschedulablePod(pod=args.pod, request=bad, names=args.names))
+        self._on_unschedulable(UnschedulablePod(pod=args.pod, request=bad, names=args.names))
         return FilterAnswer(unresolvable=dict.fromkeys(args.names, bad.message))
 
     def _already_bound(self, args: FilterArgs) -> FilterAnswer | None:
@@ -205,7 +206,7 @@ class FilterService:
         return CachedRejection(answer, _count_reasons(refusals))
 
     def _reject(self, args: FilterArgs, request: PodRequest, rejection: CachedRejection) -> FilterAnswer:
-        self.on_unschedulable(UnschedulablePod(pod=args.pod, request=request, names=args.names))
+        self._on_unschedulable(UnschedulablePod(pod=args.pod, request=request, names=args.names))
         if args.pod.uid in self._cluster_state.pending and rejection.reasons:
             self._cluster_state.main_reasons[args.pod.uid] = rejection.main_reason
         for reason, count in rejection.reasons.items():

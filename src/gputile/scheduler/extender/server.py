@@ -20,7 +20,7 @@ import orjson
 
 from gputile import __version__
 from gputile.background.failure_isolation import FailureIsolation
-from gputile.background.time_slices import SearchLane, TimeSlices
+from gputile.concurrency.time_slices import SearchLane, TimeSlices
 from gputile.dialects.kube_objects import Pod
 from gputile.http.messages import Certificate, Request, Response, names_in
 from gputile.http.server import Listener

@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from gputile.background.failure_isolation import FailureIsolation
-from gputile.background.time_slices import SearchLane, TimeSlices
+from gputile.concurrency.time_slices import SearchLane, TimeSlices
 from gputile.dialects.gputile import read_nomination
 from gputile.dialects.kube_objects import Pod
 from gputile.engine.cooperative import Cooperative, run_to_end

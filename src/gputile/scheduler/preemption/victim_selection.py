@@ -7,7 +7,6 @@ of the pod's namespace is used up, only evicting pods of that namespace frees qu
 """
 
 from collections.abc import Callable, Collection
-from datetime import datetime
 
 import msgspec
 
@@ -19,6 +18,7 @@ from gputile.kube.disruption_budgets import DisruptionBudget
 from gputile.ledger.ledger import AllocationState, LedgerEntry
 from gputile.model.cards import NodeView
 from gputile.model.requests import PodRequest
+from gputile.model.units import unix_seconds
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.state.allocations import seed_of
 from gputile.scheduler.state.cluster_state import ClusterState
@@ -226,8 +226,4 @@ class VictimSelector:
 
 def _gone_by(pod: Pod) -> float:
     """The deletion timestamp (the end of the grace period) in seconds since 1970; 0 if it is unreadable."""
-    timestamp = (pod.metadata and pod.metadata.deletion_timestamp) or ""
-    try:
-        return datetime.fromisoformat(timestamp).timestamp()
-    except ValueError:
-        return 0.0
+    return unix_seconds(pod.metadata.deletion_timestamp if pod.metadata else None) or 0.0

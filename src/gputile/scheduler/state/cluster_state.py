@@ -12,7 +12,6 @@ requests GPUs and carries neither grant nor record is `ungranted`: the leader ch
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Set
-from datetime import datetime
 
 import msgspec
 
@@ -28,6 +27,7 @@ from gputile.model.cards import Node
 from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest, NodeReason
 from gputile.model.requests import PodRequest
+from gputile.model.units import unix_seconds
 from gputile.model.usage import PodUsage
 from gputile.scheduler.state.agent_liveness import AgentLiveness, AgentLivenessSettings
 from gputile.scheduler.state.orphaned_pods import OrphanTracker
@@ -130,6 +130,7 @@ class ClusterState:
     def remove_unlisted(self, uid: str) -> list[Instruction]:
         """Remove a pod that is missing in a list: the watch did not show how it ended."""
         self.rejected_by_kubelet.pop(uid, None)
+        self.uncounted.pop(uid, None)
         self._forget_for_good(uid)
         entry = self.ledger.entry(uid)
         confirmed = entry is not None and entry.state is AllocationState.CONFIRMED
@@ -486,8 +487,4 @@ def _allocation(pod: Pod, grant: Grant | None) -> Allocation:
 
 def created(pod: Pod) -> float:
     """When the pod was created, in seconds since 1970; 0 when unknown."""
-    text = (pod.metadata and pod.metadata.creation_timestamp) or ""
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return 0.0
+    return unix_seconds(pod.metadata.creation_timestamp if pod.metadata else None) or 0.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gputile.background import time_slices
-from gputile.background.time_slices import SearchLane, TimeSlices
+from gputile.concurrency import time_slices
+from gputile.concurrency.time_slices import SearchLane, TimeSlices
 from tests.scheduler.rig import Clock
 
 

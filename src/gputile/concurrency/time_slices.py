@@ -6,10 +6,8 @@ turn would wait for a slice of every running search. Updates of the watch use no
 them.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import TypeVar
-
-from gputile.engine.cooperative import Cooperative
 
 SLICE = 0.005  # seconds
 PATIENCE = 20  # pauses in a row, after which a search continues although other searches were faster each time
@@ -50,7 +48,7 @@ class TimeSlices:
             if self._clock() >= self._lane.rests_until:
                 return
 
-    async def run(self, work: Cooperative[T]) -> T:
+    async def run(self, work: Generator[None, None, T]) -> T:
         """Run work that yields where it may be interrupted."""
         while True:
             try:
