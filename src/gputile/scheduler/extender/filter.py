@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from gputile.dialects import registry
+from gputile.dialects.allocations import allocation_of
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.engine.cooperative import Cooperative, run_to_end
 from gputile.engine.fleet.fleet import Fleet
@@ -26,10 +27,9 @@ from gputile.model.requests import PodRequest
 from gputile.scheduler.extender.refusal_cache import CachedRejection, RefusalCache
 from gputile.scheduler.extender_api import FilterAnswer, FilterArgs
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.allocations import SECONDS, STEPS, allocation_of, seed_of
 from gputile.scheduler.state.cluster_state import GUESSING, ClusterState
 from gputile.scheduler.state.node_availability import NodeAvailability
-from gputile.scheduler.state.pod_requests import PodRequests
+from gputile.scheduler.state.pod_requests import CALL_SECONDS, CALL_STEPS, PodRequests, call_budget, seed_of
 from gputile.scheduler.state.unschedulable import UnschedulablePod
 from gputile.telemetry.metrics import Metrics
 
@@ -85,12 +85,8 @@ class FilterService:
             return FilterAnswer(names=[entry.allocation.node])
         return FilterAnswer(error=f"the pod is being bound to node {entry.allocation.node}; try again")
 
-    def _budget(self) -> SearchBudget:
-        """The search budget of one call."""
-        return SearchBudget(STEPS, SECONDS, self._clock)
-
     def _choose(self, args: FilterArgs, request: PodRequest) -> FilterAnswer:
-        pod, budget = args.pod, self._budget()
+        pod, budget = args.pod, call_budget(self._clock)
         # 1. Drop blocked nodes, and the reservation of an earlier attempt.
         names = self._unblocked(args.names, pod.uid)
         self._unreserve_earlier(pod.uid)
@@ -234,7 +230,7 @@ class FilterService:
 
     def dry_run_in_turns(self, args: FilterArgs) -> Cooperative[FilterAnswer]:
         """The same in steps, so that other requests are answered in between: autoscalers send thousands of nodes."""
-        budget = self._budget()
+        budget = call_budget(self._clock)
         request = registry.read_pod(args.pod, self._cluster_state.settings)
         if request is None:
             return FilterAnswer(names=args.names)
@@ -247,7 +243,7 @@ class FilterService:
         total_budget = SearchBudget(DRY_RUN_STEPS, DRY_RUN_SECONDS, self._clock)
         for node in new_nodes.values():
             yield
-            refusal = self._refusal_of_new_node(args.pod, request, node, total_budget.part(STEPS, SECONDS))
+            refusal = self._refusal_of_new_node(args.pod, request, node, total_budget.part(CALL_STEPS, CALL_SECONDS))
             refusals += [refusal] if refusal is not None else []
         refused = {refusal.node for refusal in refusals}
         return FilterAnswer(
@@ -279,7 +275,9 @@ class FilterService:
             return dict.fromkeys(args.names, 0)
         with self._ledger.without_claims_of(args.pod.uid) as fleet:
             allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request)
-            scores = fleet.scores_of(args.names, allowed, self._settings.policy, seed_of(args.pod.uid), self._budget())
+            scores = fleet.scores_of(
+                args.names, allowed, self._settings.policy, seed_of(args.pod.uid), call_budget(self._clock)
+            )
         return dict(zip(args.names, _scaled(scores), strict=True))
 
 

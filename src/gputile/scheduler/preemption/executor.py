@@ -20,6 +20,7 @@ from functools import partial
 import msgspec
 
 from gputile.background.failure_isolation import FailureIsolation
+from gputile.dialects.allocations import allocation_of
 from gputile.dialects.gputile import NOMINATION, Nomination, read_nomination, write_nomination
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown
@@ -27,7 +28,6 @@ from gputile.ledger.events import Instruction, Nominated, Withdrawn
 from gputile.model.requests import PodRequest
 from gputile.scheduler.preemption.victim_selection import PreemptionPlan, VictimSelector
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.allocations import allocation_of
 from gputile.scheduler.state.cluster_state import ClusterState, UnboundPod
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics

@@ -7,11 +7,11 @@ of the pod's namespace is used up, only evicting pods of that namespace frees qu
 """
 
 from collections.abc import Callable, Collection
-from datetime import datetime
 
 import msgspec
 
 from gputile.dialects.kube_objects import Pod
+from gputile.dialects.timestamps import seconds_of
 from gputile.engine.placement.place import Placement, place
 from gputile.engine.search_budget import SearchBudget
 from gputile.engine.victims import Cost, RequestAfterEviction, Victim, cost, victims, without
@@ -20,8 +20,8 @@ from gputile.ledger.ledger import AllocationState, LedgerEntry
 from gputile.model.cards import NodeView
 from gputile.model.requests import PodRequest
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.allocations import seed_of
 from gputile.scheduler.state.cluster_state import ClusterState
+from gputile.scheduler.state.pod_requests import seed_of
 
 STUCK = 10.0  # seconds after its grace period, when a terminating pod no longer counts as leaving
 NODE_STEPS, NODE_SECONDS = 4000, 0.01  # limit of the search on one node: extender calls wait meanwhile
@@ -226,8 +226,4 @@ class VictimSelector:
 
 def _gone_by(pod: Pod) -> float:
     """The deletion timestamp (the end of the grace period) in seconds since 1970; 0 if it is unreadable."""
-    timestamp = (pod.metadata and pod.metadata.deletion_timestamp) or ""
-    try:
-        return datetime.fromisoformat(timestamp).timestamp()
-    except ValueError:
-        return 0.0
+    return seconds_of(pod.metadata.deletion_timestamp if pod.metadata else None)
