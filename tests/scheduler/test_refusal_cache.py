@@ -19,9 +19,9 @@ from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, candida
 from gputile.engine.placement.units import split
 from gputile.kube.api import Json
 from gputile.ledger.events import NodeSeen, Nominated, QuotasSet, Tick
-from gputile.model.quotas import Limit, Quota
 from gputile.model.refusals import SENTENCE, NodeReason
 from gputile.model.requests import PodRequest
+from gputile.quota.limits import Limit, Quota
 from gputile.scheduler.extender.filter import FilterService
 from gputile.scheduler.extender.refusal_cache import MOST
 from gputile.scheduler.extender_api import FilterAnswer, read_filter, write_filter

@@ -18,8 +18,8 @@ from gputile.dialects.settings import DialectSettings
 from gputile.kube.api import AgentLease
 from gputile.ledger.events import NodeSeen, Nominated, QuotasSet
 from gputile.ledger.ledger import Ledger
-from gputile.model.quotas import Quotas
 from gputile.model.refusals import NodeReason
+from gputile.quota.limits import Quotas
 from gputile.scheduler.state.cluster_state import ClusterState
 
 

@@ -243,7 +243,7 @@ class Preemptor:
             if candidate is None or not self._is_due(uid, candidate) or self._clock() < self._quiet_until:
                 continue
             pod = candidate.pod
-            kind = (candidate.request, pod.priority, pod.namespace if self._ledger.quota_usage.quotas else "")
+            kind = (candidate.request, pod.priority, self._ledger.quota_usage.scope(pod.namespace))
             if kind in hopeless:  # the search for an equal pod just failed
                 self._back_off(candidate)
             else:

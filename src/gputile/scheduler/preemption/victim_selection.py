@@ -126,15 +126,9 @@ class VictimSelector:
             return self._place(pod, allowed, fleet.view(node), budget) is not None
 
     def _request_after(self, pod: Pod, request: PodRequest) -> RequestAfterEviction:
-        """What the quota allows the pod after some pods are gone. Only pods of its own namespace free quota;
-        terminating ones, on any node, count as gone already."""
-        quota_usage = self._ledger.quota_usage
+        """What the quota allows the pod after some pods are gone."""
         with self._ledger.without_claims_of(pod.uid, pod.priority):
-            after_eviction = quota_usage.after_eviction(pod.namespace, request)
-        if after_eviction(()) is request:
-            return lambda gone: request
-        leaving = {uid for uid in quota_usage.pods(pod.namespace) if self.is_terminating(uid)}
-        return lambda gone: after_eviction(leaving.union(holder.pod for holder in gone))
+            return self._ledger.quota_usage.after_eviction(pod.namespace, request, self.is_terminating)
 
     def _plan(
         self,
