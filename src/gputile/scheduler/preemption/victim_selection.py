@@ -37,6 +37,10 @@ class PreemptionPlan(msgspec.Struct, frozen=True, kw_only=True):
     where: Placement
 
     @property
+    def fits_already(self) -> bool:
+        return not self.victims and not self.leaving
+
+    @property
     def cost(self) -> Cost:
         return cost(self.victims)
 
