@@ -1,14 +1,20 @@
 """Pages that list what the code defines must list all of it."""
 
 import re
+import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from gputile.cli.main import COMMANDS
 from gputile.dialects.registry import DIALECTS
 from gputile.engine.policies.table import POLICIES
+from gputile.ledger.events import QuotasSet
 from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeReason, RequestError
+from gputile.quota.limits import Limit, Quota
+from gputile.testing.builders import node
+from tests.scheduler.rig import Rig, tile
 from tests.telemetry import names
 
 ROOT = Path(__file__).parents[1]
@@ -102,3 +108,50 @@ def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# ---- one filter call, on one page ------------------------------------------------------------------------------------
+
+CALL = (ROOT / "docs/architecture.md").read_text().partition("## One filter call\n")[2].partition("\n## ")[0]
+ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in CALL.splitlines() if re.match(r"\| \d", line)]
+SOURCE = ROOT / "src/gputile"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row[0]}-{row[1]}" for row in ROWS])
+def test_the_page_of_a_filter_call_names_functions_that_exist(row: list[str]) -> None:
+    code = (SOURCE / row[1].strip("`")).read_text()
+    named = re.findall(r"`(\w+)`", row[2])
+    assert named
+    assert [name for name in named if not re.search(rf"(def {name}\(|^{name}\b)", code, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "memory", "cards"),
+    [
+        pytest.param("tiling", 8, 8, id="a-pod-within-quota"),
+        pytest.param("binpack", 8, 8, id="under-a-simple-policy"),
+        pytest.param("tiling", 99, 8, id="a-pod-that-fits-nowhere"),
+        pytest.param("tiling", 8, 0, id="a-pod-beyond-quota"),
+    ],
+)
+def test_a_filter_call_enters_only_modules_of_its_page(policy: str, memory: int, cards: int) -> None:
+    """Values (`model/`, `dialects/kube_objects.py`) and counters of metrics need no line."""
+    rig = Rig(*(node(f"n{number}").cards(4, size=16) for number in range(5)), policy=policy)
+    rig.apply(rig.ledger.handle(QuotasSet({"default": Quota((Limit(model="*", cards=100 * cards),))})))
+    rig.arrive(tile(memory))
+    entered: set[str] = set()
+
+    def record(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(SOURCE)):
+            entered.add(frame.f_code.co_filename.removeprefix(f"{SOURCE}/"))
+
+    sys.setprofile(record)
+    try:
+        for _ in range(2):  # the second call replaces a reservation, or repeats a rejection
+            rig.filter()
+    finally:
+        sys.setprofile(None)
+    values = {name for name in entered if name.startswith(("model/", "dialects/kube_objects", "telemetry/"))}
+    unnamed = entered - values - {"dialects/parsing.py"}
+    assert "engine/fleet/fleet.py" in entered
+    assert sorted(name for name in unnamed if f"`{name}`" not in CALL) == []

@@ -353,8 +353,10 @@ async def test_preemption_for_other_pods_continues(monkeypatch: pytest.MonkeyPat
         arrive(rig, name, size, HIGH)
         rig.filter(name)
     rig.clock.now += 1.5
-    real = rig.preemptor._search
-    monkeypatch.setattr(rig.preemptor, "_search", poisoned(real, lambda candidate, budget: candidate.pod.name == "bad"))
+    real = rig.preemptor._find_candidates
+    monkeypatch.setattr(
+        rig.preemptor, "_find_candidates", poisoned(real, lambda preemptor, budget: preemptor.pod.name == "bad")
+    )
     await rig.preemptor.round()
     assert rig.api.evicted == ["default/low"]
     assert rig.ledger.nomination("uid-good") is not None

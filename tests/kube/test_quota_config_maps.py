@@ -12,7 +12,7 @@ from gputile.kube.api import KubeEvent, Snapshot, WatchFailed, WatchUpdate
 from gputile.kube.client import Client
 from gputile.kube.quota_config_maps import QuotaConfigMap, QuotaConfigMapMetadata, read_quotas
 from gputile.model.errors import InputError
-from gputile.model.quotas import Limit, Quota
+from gputile.quota.limits import Limit, Quota
 from tests.kube.server import fails, listing, responds
 from tests.kube.test_client import serving
 

@@ -3,8 +3,8 @@
 import pytest
 
 from gputile.model.cards import Use
-from gputile.model.quotas import Amount, Limit, Quota
 from gputile.quota.arithmetic import Overrun, add, cost, overrun, subtract
+from gputile.quota.limits import Amount, Limit, Quota
 from gputile.testing.builders import node
 
 MIXED = node("n").cards(2, "NVIDIA A100-SXM4-80GB", 1000).card("Tesla T4", 100).node()

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from gputile.model.errors import InputError
-from gputile.model.quotas import Limit, Quota
 from gputile.quota.documents import merged, read_old, read_ours
+from gputile.quota.limits import Limit, Quota
 
 HERE = "ConfigMap kube-system/gputile-quota"
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from gputile.engine.placement.place import Placement
+from gputile.engine.victims import Victim
 from gputile.ledger.events import (
     Assumed,
     Confirmed,
@@ -26,10 +27,10 @@ from gputile.ledger.events import (
 )
 from gputile.ledger.ledger import Ledger
 from gputile.model.allocations import Allocation
-from gputile.model.quotas import Amount, Limit, Quota
 from gputile.model.refusals import NodeReason
 from gputile.model.requests import PodRequest
 from gputile.quota.arithmetic import cost_of
+from gputile.quota.limits import Amount, Limit, Quota
 from gputile.testing.builders import ask, node, wants
 from tests.effort import EFFORT
 from tests.ledger.test_ledger_invariants import Cluster
@@ -279,8 +280,8 @@ def test_only_evictions_in_the_same_namespace_give_quota_back() -> None:
     ledger.handle(Confirmed(whole(ledger, "mine")))
     ledger.handle(Confirmed(whole(ledger, "theirs", "team-b", card=1)))
     after_eviction = ledger.quota_usage.after_eviction("team-a", ONE)
-    assert ledger.fleet.best(after_eviction(["theirs"])) == []
-    assert ledger.fleet.best(after_eviction(["mine"])) == ["n1"]
+    assert ledger.fleet.best(after_eviction([Victim(pod="theirs")])) == []
+    assert ledger.fleet.best(after_eviction([Victim(pod="mine")])) == ["n1"]
 
 
 class TestUnknownNodesAndCards:

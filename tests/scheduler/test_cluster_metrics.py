@@ -16,8 +16,8 @@ from gputile.ledger.events import Confirmed, NodeSeen
 from gputile.ledger.ledger import Ledger
 from gputile.model.allocations import Allocation
 from gputile.model.grants import ContainerGrant, Grant, Tile
-from gputile.model.quotas import Limit, Quota
 from gputile.model.usage import CardUsage, Usage
+from gputile.quota.limits import Limit, Quota
 from gputile.scheduler.metrics.cluster_metrics import AT_ONCE, NOT_TRIED, ClusterMetrics
 from gputile.scheduler.settings import MetricsSettings
 from gputile.scheduler.state.cluster_state import ClusterState

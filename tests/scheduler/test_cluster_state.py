@@ -13,7 +13,7 @@ from gputile.kube.api import Json
 from gputile.ledger.events import Conflict, Freed
 from gputile.ledger.ledger import AllocationState, Ledger
 from gputile.model.requests import PodRequest
-from gputile.scheduler.state.cluster_state import ClusterState, created
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.testing.builders import node, pod
 from tests.dialects.shortcuts import raw_node
 from tests.scheduler.rig import Rig, tile
@@ -530,14 +530,6 @@ class TestStarting:
         rig.change("web-0", status={"phase": "Running"})
         rig.catch_up()
         assert rig.cluster_state.newly_bound == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [("1970-01-01T00:01:00Z", 60.0), (None, 0.0), ("yesterday", 0.0), ("", 0.0)],
-)
-def test_when_a_pod_was_created(text: str | None, want: float) -> None:
-    assert created(msgspec.convert({"metadata": {"creationTimestamp": text}}, Pod)) == want
 
 
 def test_a_grant_on_a_card_with_a_generated_uuid_holds_the_same_card_under_its_real_uuid() -> None:

@@ -83,7 +83,7 @@ class TestNominations:
         ask(rig, "wanted", n1=OfferedVictims(("uid-low",)))
         later(rig, 3600)
         await rig.preemptor.round()
-        rig.preemptor._candidates.clear()
+        rig.preemptor._preemptors.clear()
         rig.change("wanted", status={"nominatedNodeName": "n1"})  # 1.35: also while volumes are prepared
         rig.catch_up()
         assert rig.ledger.nominations() == []

@@ -1,5 +1,6 @@
 """Preemption: which pods are evicted, which Events are written, what capacity is kept, and what happens on failures."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -7,11 +8,13 @@ import pytest
 
 from gputile.dialects.gputile import NOMINATION, read_nomination
 from gputile.dialects.kube_objects import Pod
+from gputile.engine.search_budget import SearchBudget
 from gputile.kube.api import OutcomeUnknown
 from gputile.ledger.events import Tick
 from gputile.model.refusals import SENTENCE, NodeReason
 from gputile.scheduler.extender_api import OfferedVictims, PreemptArgs
 from gputile.scheduler.pending.pending_pods import reason
+from gputile.scheduler.preemption.preemptor import PreemptingPod
 from gputile.scheduler.settings import PreemptSettings
 from gputile.testing.builders import node
 from tests.scheduler.preemption_helpers import (
@@ -19,6 +22,7 @@ from tests.scheduler.preemption_helpers import (
     LOW,
     MIDDLE,
     arrive,
+    ask,
     full_cluster,
     gone,
     guard,
@@ -28,6 +32,7 @@ from tests.scheduler.preemption_helpers import (
     planned,
     prioritized_pod,
     settle,
+    stamp,
 )
 from tests.scheduler.rig import LostResponse, Rig, refused
 from tests.scheduler.test_filter import gpushare_node
@@ -249,6 +254,104 @@ class TestNoEviction:
         rig.clock.now += 1
         await rig.preemptor.round()
         assert rig.api.evicted == ["default/low"]
+
+
+def nominated_by_kube_scheduler(rig: Rig) -> None:
+    rig.change("wanted", status={"nominatedNodeName": "n1"})
+    rig.catch_up()
+
+
+def offered_to_kube_scheduler(rig: Rig) -> None:
+    ask(rig, "wanted", n1=OfferedVictims(("uid-low",)))
+
+
+def terminating(rig: Rig) -> None:
+    stamp(rig, "wanted", "2026-11-16T09:00:00Z")
+
+
+def leadership_lost(rig: Rig) -> None:
+    rig.leading = False
+
+
+INELIGIBLE = [
+    pytest.param(nominated_by_kube_scheduler, id="kube-scheduler-has-nominated-a-node"),
+    pytest.param(offered_to_kube_scheduler, id="kube-scheduler-has-just-been-told-the-victims"),
+    pytest.param(terminating, id="the-pod-is-terminating"),
+]
+
+
+class TestEligibility:
+    """Which pods are searched for, and what may change while the search runs in time slices."""
+
+    async def due(self, *names: str, size: int = 10) -> Rig:
+        rig = await full_cluster()
+        for name in names:
+            arrive(rig, name, size, HIGH)
+            rig.filter(name)
+        rig.clock.now += 1.0
+        return rig
+
+    def searched(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        find, names = rig.preemptor._find_candidates, list[str]()
+
+        def recorded(preemptor: PreemptingPod, budget: SearchBudget) -> list[str]:
+            names.append(preemptor.pod.name)
+            return find(preemptor, budget)
+
+        monkeypatch.setattr(rig.preemptor, "_find_candidates", recorded)
+        return names
+
+    async def test_a_nominated_pod_is_not_searched_for_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rig = await self.due("wanted")
+        searched = self.searched(rig, monkeypatch)
+        for _ in range(3):
+            await rig.preemptor.round()
+            rig.clock.now += 1.0
+        assert searched == ["wanted"]
+
+    @pytest.mark.parametrize("change", INELIGIBLE)
+    async def test_an_ineligible_pod_is_not_searched_for(
+        self, change: Callable[[Rig], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig = await self.due("wanted")
+        searched = self.searched(rig, monkeypatch)
+        change(rig)
+        await rig.preemptor.round()
+        assert searched == []
+
+    @pytest.mark.parametrize("change", [*INELIGIBLE, pytest.param(leadership_lost, id="another-replica-is-the-leader")])
+    async def test_nothing_is_nominated_if_that_happens_during_the_search(
+        self, change: Callable[[Rig], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig = await self.due("wanted")
+        select = rig.preemptor._select_candidate
+
+        async def interrupted(*args: Any) -> Any:
+            selected = await select(*args)
+            change(rig)
+            return selected
+
+        monkeypatch.setattr(rig.preemptor, "_select_candidate", interrupted)
+        await rig.preemptor.round()
+        assert (rig.ledger.nominations(), rig.api.evicted) == ([], [])
+
+    async def test_equal_pods_that_no_eviction_helps_are_searched_for_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig = await self.due("a", "b", size=17)  # larger than any card
+        searched = self.searched(rig, monkeypatch)
+        await rig.preemptor.round()
+        assert searched == ["a"]
+
+    async def test_a_pod_that_no_eviction_helps_is_searched_for_less_and_less(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig = await self.due("a", size=17)
+        searched = self.searched(rig, monkeypatch)
+        for _ in range(20):
+            await rig.preemptor.round()
+            rig.clock.now += 1.0
+        assert len(searched) == 3, "at once, after 5 seconds, and after 10 more"
 
 
 class TestBudgets:

@@ -102,9 +102,9 @@ async def test_names_are_looked_up_once_for_each_list() -> None:
     arrive(rig, "wanted", 17, HIGH)  # too large for any card
     rig.filter("wanted")
     await rig.preemptor.round()
-    shared = rig.preemptor._candidates["uid-wanted"].names
+    shared = rig.preemptor._preemptors["uid-wanted"].names
     await rig.preemptor.round()
-    assert rig.preemptor._candidates["uid-wanted"].names is shared
+    assert rig.preemptor._preemptors["uid-wanted"].names is shared
     assert shared == ("n1", "n2")
 
 

@@ -1,7 +1,8 @@
 """Quota in filter and bind, in cached rejections, in Events and nudges, and in preemption.
 
-Seen to fail, each alone: `_choose` or `_place` without `allowed`, `_choose` without `beyond_quota`, the nudge with the
-request instead of what the quota allows, a `RequestAfterEviction` that frees the quota of every namespace, or none.
+Seen to fail, each alone: `_choose` without `_allowed`, `_reserve` without `beyond_quota`, a second `allowed` in
+`_refusals`, `_choose` that ignores `Denied.beyond_quota`, the nudge with the request instead of what the quota allows,
+a `RequestAfterEviction` that frees the quota of every namespace, or none; `gputile explain` without `allow`.
 """
 
 import asyncio
@@ -10,13 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from gputile.cli.explain_model import explain_pod
+from gputile.cli.pod_conditions import PodWithConditions
 from gputile.dialects.gputile import NUDGED
-from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import Json
 from gputile.ledger.events import QuotasSet, Tick
 from gputile.ledger.ledger import AllocationState
-from gputile.model.quotas import Limit, Quota
 from gputile.model.refusals import SENTENCE, NodeReason
+from gputile.quota.limits import Limit, Quota
+from gputile.quota.usage import QuotaUsage
 from gputile.scheduler.extender_api import FilterAnswer, FilterArgs, OfferedVictims
 from gputile.scheduler.settings import PreemptSettings
 from gputile.testing.builders import NodeBuilder, node, pod
@@ -144,18 +147,58 @@ class TestFilter:
         assert rig.filter_service.prioritize(rig.args()) == {"n1": 0, "n2": 10}
 
     def test_containers_that_cost_more_apart_are_not_placed_beyond_the_quota(self) -> None:
-        """Alone on a card both fit; here memory is free on one card and cores on another, so they cost two shares."""
-        rig = Rig(node("n1").cards(2, size=16), policy="binpack")
-        set_quotas(rig, **{"default": quota(Limit(model="A100", cards=70)), "team-b": quota(Limit(model="*"))})
-        for index, limits in enumerate((tile(2, cores=50), tile(10, cores=10))):
-            made = pod(limits, name=f"b{index}", namespace="team-b", uid=f"uid-b{index}",
-                       annotations={"gputile.io/uuid": f"GPU-n1-{index}"})  # fmt: skip
-            rig.filter_service.filter(FilterArgs(pod=rig.api.add_pod(made), names=["n1"]))
-            rig.catch_up()
-            rig.filter_service.filter(FilterArgs(pod=msgspec.convert(made, Pod), names=["n1"]))
+        rig = rig_where_two_containers_need_two_cards()
         rig.arrive(tile(9, cores=5), tile(1, cores=55))
         assert rig.filter() == FilterAnswer(failed={"n1": USED_UP})
         assert rig.state() is None
+
+    @pytest.mark.parametrize(
+        ("number", "filtered", "want"),
+        [
+            pytest.param(2, ("a",), ["allowed", "objection"], id="a-pod-that-fits-is-checked-once-more-when-reserved"),
+            pytest.param(0, ("a",), ["allowed"], id="a-rejection-asks-once"),
+            pytest.param(0, ("a", "a"), ["allowed"] * 2, id="a-cached-rejection-asks-once"),
+        ],
+    )
+    def test_a_filter_call_asks_quota_once(
+        self, number: int, filtered: tuple[str, ...], want: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig = rig_with_quotas(default=cards(number))
+        rig.arrive(tile(16), name="a")
+        asked: list[str] = []
+        for query in ("allowed", "objection"):
+            _record_calls(monkeypatch, query, asked)
+        for name in filtered:
+            rig.filter(name)
+        assert asked == want
+
+    def test_neither_are_those_of_a_pod_that_the_watch_has_not_shown(self) -> None:
+        rig = rig_where_two_containers_need_two_cards()
+        rig.arrive(tile(9, cores=5), tile(1, cores=55), seen=False)
+        assert rig.filter() == FilterAnswer(failed={"n1": USED_UP})
+        assert rig.state() is None
+
+
+def rig_where_two_containers_need_two_cards() -> Rig:
+    """Alone on a card both fit; here memory is free on one card and cores on another, so they cost two shares."""
+    rig = Rig(node("n1").cards(2, size=16), policy="binpack")
+    set_quotas(rig, **{"default": quota(Limit(model="A100", cards=70)), "team-b": quota(Limit(model="*"))})
+    for index, limits in enumerate((tile(2, cores=50), tile(10, cores=10))):
+        made = rig.api.add_pod(pod(limits, name=f"b{index}", namespace="team-b", uid=f"uid-b{index}",
+                                   annotations={"gputile.io/uuid": f"GPU-n1-{index}"}))  # fmt: skip
+        rig.catch_up()
+        rig.filter_service.filter(FilterArgs(pod=made, names=["n1"]))
+    return rig
+
+
+def _record_calls(monkeypatch: pytest.MonkeyPatch, name: str, calls: list[str]) -> None:
+    query = getattr(QuotaUsage, name)
+
+    def recorded(*args: Any) -> Any:
+        calls.append(name)
+        return query(*args)
+
+    monkeypatch.setattr(QuotaUsage, name, recorded)
 
 
 class TestBind:
@@ -228,6 +271,32 @@ class TestPending:
         assert HERE in message
         assert "add a node" not in message
         assert "on n2" not in message.partition("would fit")[2], "no suggestion names a model that the quota forbids"
+
+    @pytest.mark.parametrize(
+        ("limits", "changes"),
+        [
+            pytest.param(
+                [Limit(model="A100", cards=100), Limit(model="T4", cards=100)],
+                {"model T4, on n2", "as it is, once default/old ends on n1"},
+                id="another-model-that-quota-leaves-is-suggested",
+            ),
+            pytest.param(
+                [Limit(model="A100", cards=200), Limit(model="T4", cards=0)],
+                {"as it is, once default/old ends on n1"},
+                id="another-model-that-quota-forbids-is-not-suggested",
+            ),
+        ],
+    )
+    async def test_explain_suggests_what_the_event_suggests(self, limits: list[Limit], changes: set[str]) -> None:
+        rig = rig_with_quotas(node("n1").cards(1, size=16), node("n2").cards(1, "T4", 16), default=quota(*limits))
+        rig.arrive(tile(16), name="old", annotations=_grant("old"), on="n1")
+        rig.arrive(tile(16), annotations={"gputile.io/model": "A100"})
+        assert rig.filter().names == []
+        await rounds(rig, 0.25)
+        [(_, message)] = notes(rig, "web-0")
+        in_event = {text.removeprefix("would fit: ") for text in message.split("; ") if text.startswith("would fit: ")}
+        explained = explain_pod(msgspec.convert(rig.live(), PodWithConditions), rig.cluster_state, [], "binpack")
+        assert in_event == {change.text for change in explained.changes} == changes
 
     async def test_equal_requests_of_two_namespaces_have_their_own_reasons(self) -> None:
         rig = self.full()

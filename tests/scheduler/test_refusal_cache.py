@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gputile.dialects.allocations import allocation_of
 from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, candidates, unit_miss
 from gputile.engine.placement.units import split
 from gputile.kube.api import Json
 from gputile.ledger.events import NodeSeen, Nominated, QuotasSet, Tick
-from gputile.model.quotas import Limit, Quota
 from gputile.model.refusals import SENTENCE, NodeReason
 from gputile.model.requests import PodRequest
+from gputile.quota.limits import Limit, Quota
 from gputile.scheduler.extender.filter import FilterService
 from gputile.scheduler.extender.refusal_cache import MOST
 from gputile.scheduler.extender_api import FilterAnswer, read_filter, write_filter
-from gputile.scheduler.state.allocations import allocation_of
 from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node

@@ -9,8 +9,8 @@ from gputile.dialects import registry
 from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.requests import PodRequest
-from gputile.scheduler.state import request_cache
-from gputile.scheduler.state.request_cache import RequestCache
+from gputile.scheduler.state import pod_requests
+from gputile.scheduler.state.pod_requests import RequestCache
 from gputile.testing.builders import pod as manifest
 
 GPU = {"gputile.io/gpu": 1}
@@ -32,7 +32,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Pod]:
         parsed.append(pod)
         return registry.read_pod(pod, settings)
 
-    monkeypatch.setattr(request_cache, "registry", type("Speaking", (), {"read_pod": staticmethod(counted)}))
+    monkeypatch.setattr(pod_requests, "registry", type("Speaking", (), {"read_pod": staticmethod(counted)}))
     return parsed
 
 

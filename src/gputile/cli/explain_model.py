@@ -13,7 +13,8 @@ from gputile.cli.pod_conditions import PodWithConditions
 from gputile.cli.render.describe import constraint_lines, describe
 from gputile.dialects.gputile import GRANT, granted_at
 from gputile.dialects.registry import notes, read_pod
-from gputile.engine.explanation import Explanation, NearMiss, SuggestedChange, explain
+from gputile.engine.cooperative import run_to_end
+from gputile.engine.explanation import Explanation, NearMiss, SuggestedChange
 from gputile.engine.fleet.fleet import Fleet
 from gputile.ledger.events import PodGone
 from gputile.ledger.holders import NodeAllocations
@@ -134,10 +135,9 @@ def _explain_pending(
     nominated = cluster_state.ledger.nomination(pod.uid)
     quota_usage = cluster_state.ledger.quota_usage
     with cluster_state.ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-        after_eviction = quota_usage.after_eviction(pod.namespace, request)
-        after = lambda victims: after_eviction([victim.pod for victim in victims])  # noqa: E731
-        explanation = explain(after_eviction(()), fleet, NodeAllocations(cluster_state.ledger), after=after)
-        best = fleet.best(after_eviction(())) if explanation.fitting else []
+        holders = NodeAllocations(cluster_state.ledger)
+        explanation = run_to_end(quota_usage.explain(pod.namespace, request, fleet, holders))
+        best = fleet.best(quota_usage.allowed(pod.namespace, request)) if explanation.fitting else []
     return _with(
         base,
         state="fits" if explanation.fitting else "unschedulable",

@@ -11,16 +11,15 @@ import msgspec
 
 from gputile.cli.lease_age import seconds_expired
 from gputile.cli.source import ClusterSnapshot
+from gputile.dialects.allocations import allocation_of
 from gputile.dialects.gputile import NAME, read_nomination
 from gputile.dialects.kube_objects import Pod
-from gputile.dialects.parsing import host_needs
 from gputile.dialects.settings import DialectSettings
 from gputile.kube.api import AgentLease
 from gputile.ledger.events import NodeSeen, Nominated, QuotasSet
 from gputile.ledger.ledger import Ledger
-from gputile.model.allocations import Allocation
-from gputile.model.quotas import Quotas
 from gputile.model.refusals import NodeReason
+from gputile.quota.limits import Quotas
 from gputile.scheduler.state.cluster_state import ClusterState
 
 
@@ -54,14 +53,4 @@ def _keep_nomination(ledger: Ledger, pod: Pod, now: float) -> None:
     nomination = read_nomination(pod)
     if nomination is None or nomination.until < now * 1e9:
         return
-    cpu, memory = host_needs(pod)
-    allocation = Allocation(
-        pod=pod.uid,
-        node=nomination.grant.node,
-        name=pod.key,
-        grant=nomination.grant,
-        cpu=cpu,
-        memory=memory,
-        priority=pod.priority,
-    )
-    ledger.handle(Nominated(allocation, nomination.until / 1e9))
+    ledger.handle(Nominated(allocation_of(pod, None, nomination.grant), nomination.until / 1e9))

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from gputile.model.errors import InputError
-from gputile.model.quotas import Quotas
 from gputile.quota.documents import OLD_KEY, OUR_KEY, read_old, read_ours
+from gputile.quota.limits import Quotas
 from gputile.text.documents import DocumentLimits, NotYaml, read_one
 
 QUOTA = DocumentLimits(depth=10, from_aliases=0, unique=True)  # no YAML aliases: they make a quota harder to read

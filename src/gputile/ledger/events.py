@@ -8,7 +8,7 @@ import msgspec
 from gputile.model.allocations import Allocation
 from gputile.model.cards import Node
 from gputile.model.grants import Grant
-from gputile.model.quotas import Quotas
+from gputile.quota.limits import Quotas
 
 
 class NodeSeen(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The values that all packages share: cards, requests, grants, quotas, refusals, errors, and their units.
+"""The values that all packages share: cards, requests, grants, refusals, errors, and their units.
 
 Values do arithmetic on themselves and nothing else. This package imports no other package of gputile.
 """

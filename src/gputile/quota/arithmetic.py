@@ -10,8 +10,8 @@ import msgspec
 
 from gputile.model.cards import Card, Node, Use
 from gputile.model.grants import Grant
-from gputile.model.quotas import Amount, Limit, Quota
 from gputile.model.units import ALL, Percent
+from gputile.quota.limits import Amount, Limit, Quota
 
 KINDS = ("cards", "memory", "cores")
 """The kinds of amounts that a limit may have."""

@@ -1,6 +1,6 @@
 """Quota as a constraint of a request: which kinds of cards a pod may have.
 
-`QuotaConstraint.request` adds the allowance to a request, and returns the same object placement no quota applies.
+`QuotaConstraint.request` adds the allowance to a request, and returns the same object where no quota applies.
 `QuotaConstraint.objections` names the limits in the way.
 
 What a pod costs depends on the card: half of a small card is a quarter of a large one. So the pod is placed on an
@@ -12,12 +12,12 @@ import msgspec
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.placement.place import Placement, place
 from gputile.model.cards import Card, Node, NodeView
-from gputile.model.quotas import Amount, Quota
 from gputile.model.requests import CardKind, Constraints, PodRequest, QuotaAllowance
 from gputile.quota.arithmetic import Overrun, Spent, cost_of, overrun
+from gputile.quota.limits import Amount, Quota
 
 REQUESTS = 1000  # requests whose costs are cached
-CLOSEST = "binpack"  # containers of a pod share cards placement they can: the least that it costs
+CLOSEST = "binpack"  # containers of a pod share cards where they can: the least that it costs
 MANY_SLOTS = 2**15
 MOST_CARDS = 512  # of one pod; no node has more
 NOTHING = Amount()
@@ -70,7 +70,7 @@ class QuotaConstraint:
 
 
 def _cost(asked: PodRequest, kind: CardKind) -> Spent:
-    """What the pod would cost on such cards; nothing placement it is too large for them, which other rules reject."""
+    """What the pod would cost on such cards; nothing where it is too large for them, which other rules reject."""
     model, memory = kind
     number = sum(ask.cards for ask in asked.asks)
     if number > MOST_CARDS:

@@ -13,8 +13,8 @@ import msgspec
 
 from gputile.model.decode_errors import decode_problem
 from gputile.model.errors import InputError
-from gputile.model.quotas import ANY_MODEL, Limit, Quota, Quotas
 from gputile.model.units import ALL, MiB, Percent, quantity
+from gputile.quota.limits import ANY_MODEL, Limit, Quota, Quotas
 
 OUR_KEY, OLD_KEY = "quota.yaml", "gpu_quota"
 MOST = 10**9  # of any amount: more is an error

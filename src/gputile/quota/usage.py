@@ -1,27 +1,29 @@
 """Quota usage: what namespaces hold of their quotas, as running sums by namespace and model.
 
-The ledger calls `charge` and `refund` as it holds and releases. `allowed`, `after_eviction` and `objection` answer
-queries. The sums are rebuilt from the ledger when the quotas change; without quotas nothing is counted.
+The ledger calls `charge` and `refund` as it holds and releases. A filter call asks once, with `allowed`, before it
+looks for a node; the ledger asks `objection` when the pod is reserved there. The sums are rebuilt from the ledger when
+the quotas change; without quotas nothing is counted.
 
 A pod is charged once, for what holds its capacity: reservation, assumed bind, confirmed grant or nomination. A pod
 whose node is gone, or whose card is no longer listed there, keeps its cost until the pod is gone as well.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
+from gputile.engine.cooperative import Cooperative
+from gputile.engine.explanation import Allow, Explanation, explain_cooperatively
 from gputile.engine.fleet.fleet import Fleet
+from gputile.engine.search_budget import SearchBudget
+from gputile.engine.victims import RequestAfterEviction, Victim
 from gputile.model.allocations import Allocation
 from gputile.model.cards import Node
-from gputile.model.quotas import DEFAULT_KEY, Amount, Quota, Quotas, quota_of
 from gputile.model.requests import PodRequest
 from gputile.quota.arithmetic import Spent, add, cost_of, overrun, subtract
 from gputile.quota.constraint import QuotaConstraint
+from gputile.quota.limits import DEFAULT_KEY, Amount, Quota, Quotas, quota_of
 
 KNOWN = 2000  # answers that are cached
-
-RequestAfterEviction = Callable[[Collection[str]], PodRequest]
-"""What a pod may request after the eviction of these pods (UIDs): pods of its own namespace give quota back."""
 
 
 class QuotaUsage:
@@ -91,9 +93,9 @@ class QuotaUsage:
     def held(self, namespace: str) -> Spent:
         return self._held.get(namespace, {})
 
-    def pods(self, namespace: str) -> Collection[str]:
-        """The UIDs of the pods that are charged."""
-        return self._pods.get(namespace, ())
+    def scope(self, namespace: str) -> str:
+        """What tells equal requests of two namespaces apart; "" while there are no quotas."""
+        return namespace if self.quotas else ""
 
     def namespaces(self) -> list[str]:
         """Namespaces with a quota of their own, and those that hold something under the default quota."""
@@ -115,12 +117,34 @@ class QuotaUsage:
             self._known[key] = now, allowed
         return allowed
 
-    def after_eviction(self, namespace: str, asked: PodRequest) -> RequestAfterEviction:
-        """The same after evictions, for the search for victims."""
+    def after_eviction(
+        self, namespace: str, asked: PodRequest, is_leaving: Callable[[str], bool] = lambda pod: False
+    ) -> RequestAfterEviction:
+        """The same after evictions, for the search for victims. Only pods of the namespace give quota back. Those that
+        are leaving (by UID), on any node, count as gone already."""
         quota, held = self.quota(namespace), self.held(namespace)
-        if quota is None:
+        if quota is None or self.allowed(namespace, asked) is asked:
             return lambda evicted: asked
-        return lambda evicted: self._constraint.request(asked, quota, self._without(held, namespace, evicted))
+        leaving = {pod for pod in self._pods.get(namespace, ()) if is_leaving(pod)}
+        return lambda evicted: self._constraint.request(
+            asked, quota, self._without(held, namespace, leaving.union(victim.pod for victim in evicted))
+        )
+
+    def explain(
+        self,
+        namespace: str,
+        asked: PodRequest,
+        fleet: Fleet,
+        holders: Mapping[str, Iterable[Victim]],
+        look_at: int | None = None,
+        budget: SearchBudget | None = None,
+    ) -> Cooperative[Explanation]:
+        """Why such a pod is pending, and the changes that would help within the quota of its namespace."""
+        allow: Allow = lambda changed: self.allowed(namespace, changed.allowed(None))  # noqa: E731
+        after = self.after_eviction(namespace, asked)
+        return explain_cooperatively(
+            self.allowed(namespace, asked), fleet, holders, look_at, after=after, allow=allow, budget=budget
+        )
 
     def _without(self, held: Spent, namespace: str, pods: Collection[str]) -> Spent:
         for pod in pods:

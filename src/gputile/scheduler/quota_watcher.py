@@ -23,8 +23,8 @@ from gputile.kube.quota_config_maps import LAST_GOOD, QuotaConfigMap, read_quota
 from gputile.ledger.events import Instruction, QuotasSet
 from gputile.ledger.ledger import Ledger
 from gputile.model.errors import InputError
-from gputile.model.quotas import Quotas
 from gputile.quota.documents import OLD_KEY, OUR_KEY, merged
+from gputile.quota.limits import Quotas
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 

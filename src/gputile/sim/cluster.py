@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gputile.dialects import gpushare, registry
+from gputile.dialects.allocations import allocation_of
 from gputile.dialects.kube_objects import GrantContext, NodeObject, Pod
 from gputile.dialects.parsing import convert_node, convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
@@ -18,7 +19,6 @@ from gputile.engine.placement.place import Placement
 from gputile.engine.policies.table import DEFAULT_POLICY
 from gputile.ledger.events import Assumed, Confirmed, NodeSeen, PodGone, Reserved
 from gputile.ledger.ledger import Ledger
-from gputile.model.allocations import Allocation
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.grants import Grant
@@ -98,15 +98,7 @@ class MemoryCluster:
 
     def _bind(self, key: str, pod: Pod, asked: PodRequest, placement: Placement) -> Grant:
         grant = placement.grant(pod.uid, asked.dialect)
-        allocation = Allocation(
-            pod=pod.uid,
-            node=placement.node,
-            name=key,
-            grant=grant,
-            cpu=asked.cpu,
-            memory=asked.memory,
-            started=self._clock,
-        )
+        allocation = msgspec.structs.replace(allocation_of(pod, asked, grant), started=self._clock)
         for event in (Reserved(allocation, self._clock), Assumed(allocation, self._clock)):
             denied = self.ledger.handle(event)
             assert not denied, denied

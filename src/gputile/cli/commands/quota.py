@@ -16,11 +16,11 @@ from gputile.model.cards import Node
 from gputile.model.decode_errors import decode_problem
 from gputile.model.errors import InputError
 from gputile.model.grants import Grant
-from gputile.model.quotas import ANY_MODEL, DEFAULT_KEY, Amount, Limit, Quota, Quotas, quota_of
 from gputile.model.requests import PodRequest
 from gputile.model.units import ALL
 from gputile.quota.arithmetic import KINDS, Spent, add, cost_of, show_cards, total
 from gputile.quota.documents import OLD_KEY, OUR_KEY, merged
+from gputile.quota.limits import ANY_MODEL, DEFAULT_KEY, Amount, Limit, Quota, Quotas, quota_of
 
 OURS, OLD = "kube-system/gputile-quota", "kube-system/gpuquota"
 LISTED_BY = "kubectl get nodes,pods,configmaps -A -o json"

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from gputile.dialects import records, registry
+from gputile.dialects.allocations import allocation_of
 from gputile.dialects.kube_objects import GrantContext, Pod
 from gputile.engine.placement.place import Placement
-from gputile.engine.search_budget import SearchBudget
 from gputile.kube.api import Api, ApiRejected, Binding, OutcomeUnknown
 from gputile.ledger.events import Assumed, Denied, Forgotten, Instruction
 from gputile.ledger.ledger import AllocationState, LedgerEntry
@@ -28,10 +28,9 @@ from gputile.model.requests import PodRequest
 from gputile.scheduler.binding.open_binds import OpenBinds
 from gputile.scheduler.extender_api import BindArgs
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.allocations import SECONDS, STEPS, allocation_of, seed_of
 from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.scheduler.state.node_availability import NodeAvailability
-from gputile.scheduler.state.pod_requests import PodRequests
+from gputile.scheduler.state.pod_requests import PodRequests, call_budget, seed_of
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 
@@ -185,8 +184,7 @@ class Binder:
     def _place(self, pod: Pod, request: PodRequest, node: str) -> Allocation:
         with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
             allowed = self._ledger.quota_usage.allowed(pod.namespace, request)
-            budget = SearchBudget(STEPS, SECONDS, self._clock)
-            answer = fleet.place(allowed, node, self._settings.policy, seed_of(pod.uid), budget)
+            answer = fleet.place(allowed, node, self._settings.policy, seed_of(pod.uid), call_budget(self._clock))
         if not isinstance(answer, Placement):
             raise self._lost_race(pod, node, f"it {about_one_node(answer.code)}")
         return allocation_of(pod, request, answer.grant(pod.uid, request.dialect))

@@ -13,9 +13,9 @@ from itertools import islice
 
 from gputile.background.failure_isolation import FailureIsolation
 from gputile.dialects import gputile, registry
+from gputile.dialects.allocations import allocation_of
 from gputile.dialects.kube_objects import GrantContext, Pod, PodRecord
 from gputile.engine.placement.place import Placement
-from gputile.engine.search_budget import SearchBudget
 from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown
 from gputile.ledger.events import Conflict, Forgotten, Freed, Instruction, VerifyBind
 from gputile.ledger.ledger import AllocationState
@@ -25,8 +25,8 @@ from gputile.model.requests import PodRequest
 from gputile.scheduler.binding.open_binds import OpenBinds
 from gputile.scheduler.binding.overlap_resolver import OverlapResolver
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.allocations import SECONDS, STEPS, allocation_of, seed_of
 from gputile.scheduler.state.cluster_state import ClusterState
+from gputile.scheduler.state.pod_requests import call_budget, seed_of
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 
@@ -202,7 +202,7 @@ class Reconciler:
     def _place(self, pod: Pod, request: PodRequest) -> Placement | Refusal:
         # Of several GPU models, prefer one that is within quota.
         allowed = self._cluster_state.ledger.quota_usage.allowed(pod.namespace, request)
-        budget, policy, seed = SearchBudget(STEPS, SECONDS, self._clock), self._settings.policy, seed_of(pod.uid)
+        budget, policy, seed = call_budget(self._clock), self._settings.policy, seed_of(pod.uid)
         with self._cluster_state.ledger.without_claims_of(pod.uid) as fleet:
             answer = fleet.place(allowed, pod.node_name, policy, seed, budget.half())
             if isinstance(answer, Placement):

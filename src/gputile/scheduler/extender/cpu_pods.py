@@ -12,14 +12,14 @@ or when it expires.
 from collections.abc import Callable
 
 from gputile.dialects import registry
+from gputile.dialects.allocations import allocation_of
 from gputile.dialects.kube_objects import Pod
 from gputile.ledger.events import Reserved
-from gputile.model.allocations import Allocation
 from gputile.model.requests import PodRequest
 from gputile.scheduler.extender_api import FilterAnswer, FilterArgs
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.allocations import seed_of
-from gputile.scheduler.state.cluster_state import ClusterState, cpu_request, created
+from gputile.scheduler.state.cluster_state import ClusterState, cpu_request
+from gputile.scheduler.state.pod_requests import seed_of
 
 
 class CpuPodSteering:
@@ -76,18 +76,5 @@ class CpuPodSteering:
         """Only for pods that our watch has shown: the watch would never end the reservation of another pod."""
         if pod.uid not in self._cluster_state.cpu_pods:
             return False
-        self._ledger.handle(Reserved(_allocation(pod, request, node), self._clock()))
+        self._ledger.handle(Reserved(allocation_of(pod, request, None, node), self._clock()))
         return True
-
-
-def _allocation(pod: Pod, request: PodRequest, node: str) -> Allocation:
-    return Allocation(
-        pod=pod.uid,
-        node=node,
-        name=pod.key,
-        grant=None,
-        cpu=request.cpu,
-        memory=request.memory,
-        priority=pod.priority,
-        started=created(pod),
-    )

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from gputile.dialects import registry
+from gputile.dialects.allocations import allocation_of
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.engine.cooperative import Cooperative, run_to_end
 from gputile.engine.fleet.fleet import Fleet
@@ -26,10 +27,9 @@ from gputile.model.requests import PodRequest
 from gputile.scheduler.extender.refusal_cache import CachedRejection, RefusalCache
 from gputile.scheduler.extender_api import FilterAnswer, FilterArgs
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.allocations import SECONDS, STEPS, allocation_of, seed_of
 from gputile.scheduler.state.cluster_state import GUESSING, ClusterState
 from gputile.scheduler.state.node_availability import NodeAvailability
-from gputile.scheduler.state.pod_requests import PodRequests
+from gputile.scheduler.state.pod_requests import CALL_SECONDS, CALL_STEPS, PodRequests, call_budget, seed_of
 from gputile.scheduler.state.unschedulable import UnschedulablePod
 from gputile.telemetry.metrics import Metrics
 
@@ -86,55 +86,56 @@ class FilterService:
             return FilterAnswer(names=[entry.allocation.node])
         return FilterAnswer(error=f"the pod is being bound to node {entry.allocation.node}; try again")
 
-    def _budget(self) -> SearchBudget:
-        """The search budget of one call."""
-        return SearchBudget(STEPS, SECONDS, self._clock)
-
     def _choose(self, args: FilterArgs, request: PodRequest) -> FilterAnswer:
-        pod, budget = args.pod, self._budget()
+        pod, budget = args.pod, call_budget(self._clock)
         # 1. Drop blocked nodes, and the reservation of an earlier attempt.
         names = self._unblocked(args.names, pod.uid)
         self._unreserve_earlier(pod.uid)
-        # 2. Answer a repeated request from the cache.
-        quota_usage, namespace = self._ledger.quota_usage, pod.namespace
+        # 2. Ask once what quota allows.
+        allowed = self._allowed(pod, request)
+        # 3. Answer a repeated request from the cache.
         is_cacheable = self._is_cacheable(args, names)
-        cached = self._refusal_cache.get(quota_usage.allowed(namespace, request), args) if is_cacheable else None
+        cached = self._refusal_cache.get(allowed, args) if is_cacheable else None
         if cached is not None:
             self._metrics.remembered.inc()
             return self._reject(args, request, cached)
-        # 3. Find the best node whose placement stays within quota.
-        over_quota: list[str] = []  # nodes whose free cards would cost more than quota leaves
-        while True:
+        # 4. Reserve the pod on the best node; on the next one if the cards there would cost more than quota allows.
+        over_quota: list[str] = []
+        best: list[str] = []
+        earlier = self._ledger.reservations()
+        while len(over_quota) < TRIES:
             others = [name for name in names if name not in over_quota] if over_quota else names
-            allowed, best, placement = self._place(pod, request, others, budget)
-            if placement is None or not quota_usage.quotas or len(over_quota) == TRIES:
+            best, placement = self._place(pod, allowed, others, budget)
+            if placement is None:
                 break
-            if not self._ledger.beyond_quota(allocation_of(pod, request, placement.grant(pod.uid, request.dialect))):
-                break
-            over_quota.append(best[0])
-        # 4. Reject the pod, and cache the rejection if it holds for every pod with this request.
-        if placement is None or len(over_quota) == TRIES:
-            rejection = self._rejection(args, request, budget)
-            if not best and not over_quota and self._is_cacheable(args, names):
-                self._refusal_cache.put(allowed, args, rejection)
-            return self._reject(args, request, _with_over_quota(rejection, over_quota))
-        # 5. Reserve the pod on the best node.
-        others_reserved = self._ledger.reservations() > 0
-        reserved = self._reserve(pod, request, placement)
-        only_first = reserved and others_reserved and self._settings.filter.narrow
-        return FilterAnswer(names=best[:1] if only_first else best)
+            denied = self._reserve(pod, request, placement)
+            if denied is None or not denied.beyond_quota:
+                only_first = 0 < earlier < self._ledger.reservations() and self._settings.filter.narrow
+                return FilterAnswer(names=best[:1] if only_first else best)
+            over_quota.append(placement.node)
+        # 5. Reject the pod, and cache the rejection if it holds for every pod with this request.
+        rejection = self._rejection(args, allowed, budget)
+        if not best and not over_quota and is_cacheable:
+            self._refusal_cache.put(allowed, args, rejection)
+        return self._reject(args, request, _with_over_quota(rejection, over_quota))
+
+    def _allowed(self, pod: Pod, request: PodRequest) -> PodRequest:
+        """The request with what the quota of its namespace allows."""
+        if not self._ledger.quota_usage.quotas:
+            return request
+        with self._ledger.without_claims_of(pod.uid, pod.priority):
+            return self._ledger.quota_usage.allowed(pod.namespace, request)
 
     def _place(
-        self, pod: Pod, request: PodRequest, names: list[str], budget: SearchBudget
-    ) -> tuple[PodRequest, list[str], Placement | None]:
-        """The request as quota allows it, the best nodes for it, and the placement on the first of them."""
+        self, pod: Pod, allowed: PodRequest, names: list[str], budget: SearchBudget
+    ) -> tuple[list[str], Placement | None]:
+        """The best nodes, and the placement on the first of them."""
         with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            allowed = self._ledger.quota_usage.allowed(pod.namespace, request)
             half = budget.half()  # the other half is for the cards, or for the reasons
             best = self._nominated(fleet, allowed, names, pod.uid, half)
             best = best or self._best(fleet, allowed, names, pod.uid, half)
             answer = fleet.place(allowed, best[0], self._settings.policy, seed_of(pod.uid), budget) if best else None
-        return allowed, best, answer if isinstance(answer, Placement) else None
+        return best, answer if isinstance(answer, Placement) else None
 
     def _nominated(
         self, fleet: Fleet, request: PodRequest, names: list[str], uid: str, budget: SearchBudget
@@ -162,15 +163,16 @@ class FilterService:
                 return best
         return []
 
-    def _reserve(self, pod: Pod, request: PodRequest, placement: Placement) -> bool:
-        """Reserve the placement until bind. Only for pods that our watch has shown: the watch would never end the
-        reservation of another pod."""
-        if pod.uid not in self._cluster_state.pending:
-            self.requests.remember(pod)
-            return False
+    def _reserve(self, pod: Pod, request: PodRequest, placement: Placement) -> Denied | None:
+        """Reserve the placement until bind; returns why the ledger denies it. A pod that our watch has not shown is
+        only checked against quota: the watch would never end its reservation."""
         allocation = allocation_of(pod, request, placement.grant(pod.uid, request.dialect))
-        done = self._ledger.handle(Reserved(allocation, self._clock()))
-        return not any(isinstance(instruction, Denied) for instruction in done)
+        if pod.uid in self._cluster_state.pending:
+            done = self._ledger.handle(Reserved(allocation, self._clock()))
+            return next((instruction for instruction in done if isinstance(instruction, Denied)), None)
+        self.requests.remember(pod)
+        over_quota = self._ledger.beyond_quota(allocation)
+        return Denied(pod.uid, over_quota, beyond_quota=True) if over_quota else None
 
     def _unreserve_earlier(self, uid: str) -> None:
         """A filter call for a reserved pod: the earlier attempt did not lead to a bind on that node."""
@@ -196,9 +198,9 @@ class FilterService:
         )
         return names is args.names and not may_use_nomination
 
-    def _rejection(self, args: FilterArgs, request: PodRequest, budget: SearchBudget) -> CachedRejection:
+    def _rejection(self, args: FilterArgs, allowed: PodRequest, budget: SearchBudget) -> CachedRejection:
         with self._ledger.without_claims_of(args.pod.uid, args.pod.priority) as fleet:
-            refusals = self._refusals(fleet, request, args, budget)
+            refusals = self._refusals(fleet, allowed, args, budget)
         answer = FilterAnswer(
             failed={refusal.node: refusal.sentence for refusal in refusals if refusal.resolvable},
             unresolvable={refusal.node: refusal.sentence for refusal in refusals if not refusal.resolvable},
@@ -213,8 +215,7 @@ class FilterService:
             self._metrics.refusals.labels(reason).inc(count)
         return rejection.answer
 
-    def _refusals(self, fleet: Fleet, request: PodRequest, args: FilterArgs, budget: SearchBudget) -> list[Refusal]:
-        allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request)
+    def _refusals(self, fleet: Fleet, allowed: PodRequest, args: FilterArgs, budget: SearchBudget) -> list[Refusal]:
         blocked = self._availability.blocked(args.names, args.pod.uid)
         nominated = self._ledger.nomination(args.pod.uid)
         if nominated is not None:  # otherwise kube-scheduler would look for victims on other nodes too
@@ -235,7 +236,7 @@ class FilterService:
 
     def dry_run_in_turns(self, args: FilterArgs) -> Cooperative[FilterAnswer]:
         """The same in steps, so that other requests are answered in between: autoscalers send thousands of nodes."""
-        budget = self._budget()
+        budget = call_budget(self._clock)
         request = registry.read_pod(args.pod, self._cluster_state.settings)
         if request is None:
             return FilterAnswer(names=args.names)
@@ -244,11 +245,12 @@ class FilterService:
         new_nodes = {name: node for name in args.names if name not in self._ledger.fleet and (node := args.node(name))}
         with self._ledger.without_claims_of(args.pod.uid) as fleet:
             known = [name for name in args.names if name not in new_nodes]
-            refusals = self._refusals(fleet, request, msgspec.structs.replace(args, names=known), budget)
+            allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request)
+            refusals = self._refusals(fleet, allowed, msgspec.structs.replace(args, names=known), budget)
         total_budget = SearchBudget(DRY_RUN_STEPS, DRY_RUN_SECONDS, self._clock)
         for node in new_nodes.values():
             yield
-            refusal = self._refusal_of_new_node(args.pod, request, node, total_budget.part(STEPS, SECONDS))
+            refusal = self._refusal_of_new_node(args.pod, request, node, total_budget.part(CALL_STEPS, CALL_SECONDS))
             refusals += [refusal] if refusal is not None else []
         refused = {refusal.node for refusal in refusals}
         return FilterAnswer(
@@ -280,7 +282,9 @@ class FilterService:
             return dict.fromkeys(args.names, 0)
         with self._ledger.without_claims_of(args.pod.uid) as fleet:
             allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request)
-            scores = fleet.scores_of(args.names, allowed, self._settings.policy, seed_of(args.pod.uid), self._budget())
+            scores = fleet.scores_of(
+                args.names, allowed, self._settings.policy, seed_of(args.pod.uid), call_budget(self._clock)
+            )
         return dict(zip(args.names, _scaled(scores), strict=True))
 
 

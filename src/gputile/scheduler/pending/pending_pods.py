@@ -25,7 +25,6 @@ from gputile.concurrency.time_slices import SearchLane, TimeSlices
 from gputile.dialects.gputile import NUDGED
 from gputile.dialects.kube_objects import Pod
 from gputile.engine.cooperative import Cooperative, run_to_end
-from gputile.engine.explanation import explain_cooperatively
 from gputile.engine.search_budget import SearchBudget
 from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown
 from gputile.ledger.events import Nominated
@@ -196,7 +195,7 @@ class PendingPods:
 
     async def _report_pod(self, uid: str, pending: PendingPod, reasons: Reasons) -> RoundOutcome:
         now, nominated = self._tokens_at, self._cluster_state.ledger.nomination(uid)
-        namespace = pending.pod.namespace if self._cluster_state.ledger.quota_usage.quotas else ""
+        namespace = self._cluster_state.ledger.quota_usage.scope(pending.pod.namespace)
         if nominated is None and (namespace, pending.request) not in reasons:
             if now < self._quiet_until:
                 return RoundOutcome.END
@@ -298,15 +297,8 @@ def reason_cooperatively(
     if isinstance(request, BadRequest):
         return request.message
     quota_usage = ledger.quota_usage
-    after_eviction = quota_usage.after_eviction(namespace, request)
-    explanation = yield from explain_cooperatively(
-        after_eviction(()),
-        ledger.fleet,
-        NodeAllocations(ledger),
-        EXPLAINED_NODES,
-        after=lambda gone: after_eviction([victim.pod for victim in gone]),
-        allow=lambda changed: quota_usage.allowed(namespace, changed.allowed(None)),
-        budget=budget,
+    explanation = yield from quota_usage.explain(
+        namespace, request, ledger.fleet, NodeAllocations(ledger), EXPLAINED_NODES, budget
     )
     if explanation.fitting:
         return ""

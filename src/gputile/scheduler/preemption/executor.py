@@ -1,7 +1,7 @@
 """Executes preemption plans: nominates the pod, evicts the victims, and keeps the capacity until the pod is bound.
 
-There is one open plan per pod, executed step by step; a failed step is retried. Only the leader acts. Which pods to
-evict is decided by `victim_selection`, never here.
+These are steps 4 to 6 of `Preemptor._preempt`. There is one open plan per pod; a failed step is retried. Only the
+leader acts. Which pods to evict is decided by `victim_selection`, never here.
 
     planned --one write: nominated node and nomination--> announced --evictions--> bound
                                                               |
@@ -20,6 +20,7 @@ from functools import partial
 import msgspec
 
 from gputile.background.failure_isolation import FailureIsolation
+from gputile.dialects.allocations import allocation_of
 from gputile.dialects.gputile import NOMINATION, Nomination, read_nomination, write_nomination
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown
@@ -27,7 +28,6 @@ from gputile.ledger.events import Instruction, Nominated, Withdrawn
 from gputile.model.requests import PodRequest
 from gputile.scheduler.preemption.victim_selection import PreemptionPlan, VictimSelector
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.allocations import allocation_of
 from gputile.scheduler.state.cluster_state import ClusterState, UnboundPod
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
@@ -124,15 +124,15 @@ class PreemptionExecutor:
         log.info("nominated", extra=fields(pod=pod.key, node=plan.node, seconds=seconds))
         return Nomination(grant, self._wall() + int(seconds * 1e9), tuple(victim.pod for victim in plan.victims))
 
-    async def begin(self, pod: Pod, request: PodRequest, plan: PreemptionPlan) -> None:
-        """Nominate the pod and evict the victims. Pods under budgets come first: a refused eviction then ends the plan
-        before any other pod is gone."""
+    def open(self, pod: Pod, request: PodRequest, plan: PreemptionPlan) -> OpenPlan:
+        """Nominate the pod; `advance` then evicts the victims. Pods under budgets come first: a refused eviction then
+        ends the plan before any other pod is gone."""
         nomination = self.nominate(pod, request, plan)
         protected_first = sorted(plan.victims, key=lambda victim: not self._victim_selector.is_protected(victim))
         left = {victim.pod: victim.name for victim in protected_first}
         names = ", ".join(victim.name for victim in plan.victims or plan.leaving)
         opened = self._open[pod.uid] = OpenPlan(pod, request, nomination, left, victim_names=names)
-        await self._advance(opened)
+        return opened
 
     def restore(self) -> None:
         """Restore nominations of an earlier leader from their pods, and finish their plans by this replica's rules."""
@@ -179,14 +179,14 @@ class PreemptionExecutor:
     async def round(self) -> None:
         for opened in list(self._open.values()):
             if self._is_open(opened) and self._clock() >= opened.not_before:
-                await self._isolation.attempt(LOOP, opened.pod.key, partial(self._advance, opened), opened.pod)
+                await self._isolation.attempt(LOOP, opened.pod.key, partial(self.advance, opened), opened.pod)
 
     def _is_open(self, opened: OpenPlan) -> bool:
         """Whether the plan is still open: a new term of leadership may have begun during an API call."""
         return self._open.get(opened.pod.uid) is opened
 
-    async def _advance(self, opened: OpenPlan) -> None:
-        """Execute the next steps of a plan."""
+    async def advance(self, opened: OpenPlan) -> None:
+        """Steps 5 and 6 of `Preemptor._preempt`: end the plan if it is over; otherwise announce it and evict."""
         uid = opened.pod.uid
         if self._ledger.entry(uid) is not None and uid in self._cluster_state.pending:
             return  # the pod is being bound

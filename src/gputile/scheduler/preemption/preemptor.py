@@ -1,16 +1,16 @@
-"""Decides when and where to preempt. There are two ways, because kube-scheduler knows only the sums of a node.
+"""Preemption, in two ways, because kube-scheduler knows only the sums of a node.
 
-(a) kube-scheduler calls the extender's preempt verb: the answer is the cheapest set of pods whose eviction really frees
-    cards for the pod.
-(b) kube-scheduler does not ask, because a node has enough in sum while no single card fits: gputile preempts on its
-    own. Only the leader does so.
+(a) kube-scheduler does not ask, because a node has enough in sum while no single card fits: gputile preempts on its
+    own, in the steps of kube-scheduler's `Preempt()`. Read `Preemptor._preempt` first. Only the leader does so.
+(b) kube-scheduler calls the extender's preempt verb: it takes the steps itself, but for the victims. The answer is the
+    cheapest set of pods whose eviction really frees cards for the pod.
 
-`victim_selection` chooses the victims and `executor` evicts them; nothing is evicted here.
+`victim_selection` chooses the victims on one node, `executor` nominates and evicts.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
 
 import msgspec
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 ROUND = 0.25  # seconds
 LOOP = "preemption"  # in logs and metrics
-MAX_CANDIDATES = 1000  # pods that may preempt and are remembered, with the nodes that rejected them
+MAX_PREEMPTORS = 1000  # pods that may preempt and are remembered, with the nodes that rejected them
 ENOUGH = 20  # nodes with a plan, of which the cheapest is used
 ANSWER = 0.1  # seconds for an answer while kube-scheduler waits; more only until the first node is found
 FEASIBILITY_STEPS, FEASIBILITY_SECONDS = 4000, 0.01  # of it for finding the nodes where eviction may help
@@ -60,8 +60,8 @@ TOO_LONG = (
 )
 
 
-class PreemptionCandidate(msgspec.Struct):
-    """An unschedulable pod that may preempt pods of lower priority."""
+class PreemptingPod(msgspec.Struct):
+    """The preemptor: an unschedulable pod that may preempt pods of lower priority."""
 
     pod: Pod
     request: PodRequest
@@ -117,13 +117,211 @@ class Preemptor:
             on_freed=on_freed,
             isolation=self._isolation,
         )
-        self._candidates: dict[str, PreemptionCandidate] = {}
+        self._preemptors: dict[str, PreemptingPod] = {}
         self._offered: dict[str, tuple[float, dict[str, PreemptionPlan]]] = {}  # by pod: time and plans of the answer
         self._brief_until: dict[str, float] = {}  # by namespace
         self._budgets_at = -STALE
         self._quiet_until = 0.0
 
-    # ---- (a): the preempt verb --------------------------------------------------------------------------------------
+    # ---- (a): preemption by gputile ---------------------------------------------------------------------------------
+
+    async def _preempt(self, uid: str, preemptor: PreemptingPod, hopeless: set[Hashable]) -> None:
+        """Preempt for one pod, in the steps of kube-scheduler's `Preempt()`. `hopeless`: the kinds of pods that no
+        eviction could help in this round."""
+        # 1. Eligibility: the pod is pending, and no other preemption is under way for it. `refused` has checked its
+        #    priority and preemptionPolicy.
+        if not self._is_eligible(uid):
+            return
+        self._back_off(preemptor)  # until victims are found
+        kind = (preemptor.request, preemptor.pod.priority, self._ledger.quota_usage.scope(preemptor.pod.namespace))
+        if kind in hopeless:  # the search for an equal pod just failed
+            return
+        # 2. Candidates: the nodes where eviction could help. No pod is evicted without knowing the disruption budgets.
+        if not await self._refresh_budgets(FRESH):
+            hopeless.add(kind)
+            await self._report(preemptor, "no pod is evicted for this pod, because disruption budgets cannot be read")
+            return
+        began, budget = self._clock(), SearchBudget(STEPS, SECONDS, self._clock)
+        candidates = self._find_candidates(preemptor, budget)
+        # 3. Victims: the cheapest set of pods on each candidate, then the cheapest candidate.
+        best, blocked = await self._select_candidate(preemptor, candidates, budget)
+        self._quiet_until = self._clock() + (self._clock() - began) * (1 / SHARE - 1)
+        if best is None:
+            hopeless.add(kind)
+            await self._report_no_candidate(preemptor, blocked, budget)
+            return
+        preemptor.not_before = 0.0
+        # 4. Nomination: the ledger keeps the capacity from now on. The victims are selected again, because the search
+        #    ran in time slices, and the cluster may have changed meanwhile.
+        plan = self._victim_selector.plan_within_budgets(preemptor.pod, preemptor.request, best.node)
+        if not isinstance(plan, PreemptionPlan) or plan.fits_already or not self._is_eligible(uid) or not self._leads():
+            return
+        preemptor.searches = 0
+        opened = self._executor.open(preemptor.pod, preemptor.request, plan)
+        # 5. Eviction: the nomination is written to the pod, then the victims are evicted one after the other.
+        # 6. End: the pod is bound, or the nomination expires or is withdrawn. Until then `round` repeats both steps.
+        await self._executor.advance(opened)
+        self._budgets_at = min(self._budgets_at, self._clock() - FRESH)  # the evictions count against the budgets
+
+    def _is_eligible(self, uid: str) -> bool:
+        waiting = self._cluster_state.pending.get(uid)
+        if waiting is None or waiting.pod.is_terminating or not self._is_free(uid) or _is_nominated(waiting.pod):
+            return False
+        offered_at, _ = self._offered.get(uid, (-KUBE_SCHEDULER, {}))
+        return self._clock() >= offered_at + KUBE_SCHEDULER
+
+    def _is_free(self, uid: str) -> bool:
+        return (
+            self._ledger.nomination(uid) is None
+            and self._ledger.entry(uid) is None
+            and not self._executor.has_open_plan(uid)
+        )
+
+    def _find_candidates(self, preemptor: PreemptingPod, budget: SearchBudget) -> list[str]:
+        """Nodes where eviction could help; none if the pod fits on some node by now."""
+        pod = preemptor.pod
+        known = [name for name in preemptor.names if name in self._ledger.fleet]
+        blocked = self._availability.blocked(known, pod.uid)
+        available = [name for name in known if name not in blocked]
+        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
+            allowed = self._ledger.quota_usage.allowed(pod.namespace, preemptor.request)
+            refusals = fleet.refusals(allowed, available, budget.part(FEASIBILITY_STEPS, FEASIBILITY_SECONDS))
+        return [refusal.node for refusal in refusals if refusal.resolvable] if len(refusals) == len(available) else []
+
+    async def _select_candidate(
+        self, preemptor: PreemptingPod, candidates: list[str], budget: SearchBudget
+    ) -> tuple[PreemptionPlan | None, BlockedByBudgets | None]:
+        """The cheapest plan; or, where only disruption budgets forbid one, the first such node."""
+        plans: list[PreemptionPlan] = []
+        blocked: list[BlockedByBudgets] = []
+        slices = TimeSlices(self._clock, self._pause, self._lane)
+        for name in candidates:
+            await slices.turn()
+            plan = self._victim_selector.plan_within_budgets(preemptor.pod, preemptor.request, name, budget)
+            if isinstance(plan, PreemptionPlan):
+                if plan.fits_already:
+                    return None, None
+                plans.append(plan)
+            elif plan is not None:
+                blocked.append(plan)
+            if len(plans) >= ENOUGH or budget.is_spent:
+                break
+        if budget.is_spent:
+            budget.cut_short()
+        best = min(plans, key=lambda plan: plan.cost, default=None)
+        return best, min(blocked, key=lambda blocked_node: blocked_node.node, default=None)
+
+    async def _report_no_candidate(
+        self, preemptor: PreemptingPod, blocked: BlockedByBudgets | None, budget: SearchBudget
+    ) -> None:
+        if budget.ran_out:
+            self._metrics.cut_short.labels("own preemption").inc()
+            await self._report(preemptor, TOO_LONG)
+        elif blocked is not None:
+            await self._report(preemptor, _blocked_message(blocked))
+
+    async def _refresh_budgets(self, age: float) -> bool:
+        """Read the disruption budgets if they are older than this; returns whether they are known."""
+        if self._clock() - self._budgets_at < age:
+            return True
+        try:
+            self._victim_selector.budgets = await self._api.budgets()
+        except (ApiRejected, OutcomeUnknown) as error:
+            log.warning("disruption budgets cannot be read", extra=fields(why=str(error)))
+            return False
+        self._budgets_at = self._clock()
+        return True
+
+    async def _report(self, preemptor: PreemptingPod, why: str) -> None:
+        """Write an Event when the reason changed, at most one per `REPEAT` seconds."""
+        if preemptor.reported != why and self._clock() >= preemptor.reported_at + REPEAT:
+            preemptor.reported, preemptor.reported_at = why, self._clock()
+            await self._executor.record_event(preemptor.pod, "PreemptionBlocked", why)
+
+    # ---- which pods may preempt, and when ---------------------------------------------------------------------------
+
+    def refused(self, unschedulable: UnschedulablePod) -> None:
+        """A pod fits on no node. Called on the hot path: it only records pods that may preempt."""
+        pod, request = unschedulable.pod, unschedulable.request
+        if not self._settings.own or not isinstance(request, PodRequest) or pod.uid not in self._cluster_state.pending:
+            return
+        lowest = self._ledger.lowest_priority()
+        if lowest is None or pod.priority <= lowest:
+            return
+        if pod.spec is not None and pod.spec.preemption_policy == "Never":
+            return
+        now, preemptor = self._clock(), self._preemptors.get(pod.uid)
+        if preemptor is None:
+            self._preemptors[pod.uid] = PreemptingPod(pod, request, unschedulable.names, now, now)
+            if len(self._preemptors) > MAX_PREEMPTORS:  # drop the newest of the lowest priority
+                del self._preemptors[min(self._preemptors, key=self._drop_order)]
+            return
+        preemptor.pod, preemptor.request, preemptor.last_refused = pod, request, now
+        if unschedulable.names != [pod.nominated]:  # a call about the nominated node alone does not exclude the others
+            preemptor.names = unschedulable.names
+
+    def _drop_order(self, uid: str) -> tuple[int, float]:
+        return self._preemptors[uid].pod.priority, -self._preemptors[uid].since
+
+    async def run(self) -> None:
+        while True:
+            await self._isolation.attempt(LOOP, "", self.round, always=True)
+            await self._pause(ROUND)
+
+    async def round(self) -> None:
+        """All due work, once. A failure is retried later and does not delay the other pods."""
+        self._prune()
+        self._metrics.nominations.set(len(self._ledger.nominations()))
+        if not self._leads():
+            return
+        await self._executor.round()
+        await self._refresh_budgets(STALE)
+        hopeless: set[Hashable] = set()
+        for uid in sorted(self._preemptors, key=lambda uid: self._preemptors[uid].turn):
+            preemptor = self._preemptors.get(uid)
+            if preemptor is not None and self._is_due(uid, preemptor):
+                work = partial(self._preempt, uid, preemptor, hopeless)
+                await self._isolation.attempt(LOOP, preemptor.pod.key, work, preemptor.pod)
+
+    def _is_due(self, uid: str, preemptor: PreemptingPod) -> bool:
+        """Whether kube-scheduler has had time to help the pod, and no pause after an earlier attempt is left."""
+        now, patient_until = self._clock(), preemptor.since + self._settings.patience
+        return now >= max(patient_until, preemptor.not_before, self._executor.backoff_until(uid), self._quiet_until)
+
+    def _back_off(self, preemptor: PreemptingPod) -> None:
+        preemptor.not_before = self._clock() + min(RETRY * 2 ** min(preemptor.searches, 10), MAX_RETRY)
+        preemptor.searches += 1
+
+    def on_elected(self) -> None:
+        """This replica became the leader: the nominations on the pods are the true ones."""
+        self._executor.on_elected()
+
+    def listed(self) -> None:
+        """After a list: restore nominations of an earlier leader, and new ones of kube-scheduler."""
+        self._executor.restore()
+        for waiting in list(self._cluster_state.pending.values()):
+            self._isolation.step(LOOP, waiting.pod.key, partial(self.pod_seen, waiting.pod), waiting.pod)
+
+    def _prune(self) -> None:
+        now, waiting = self._clock(), self._cluster_state.pending
+        self._preemptors = {
+            uid: preemptor
+            for uid, preemptor in self._preemptors.items()
+            if uid in waiting and now < preemptor.last_refused + OLD
+        }
+        self._offered = {uid: answer for uid, answer in self._offered.items() if uid in waiting}
+        self._brief_until = {namespace: until for namespace, until in self._brief_until.items() if now < until}
+        self._executor.prune()
+        for preemptor in self._preemptors.values():
+            self._share_names(preemptor)
+
+    def _share_names(self, preemptor: PreemptingPod) -> None:
+        """Replace the thousands of node names of a call by the fleet's own strings, once per call, to save memory."""
+        if isinstance(preemptor.names, list):
+            nodes = (self._ledger.fleet.node(name) for name in preemptor.names)
+            preemptor.names = tuple(node.name for node in nodes if node is not None)
+
+    # ---- (b): the preempt verb --------------------------------------------------------------------------------------
 
     def answer(self, args: PreemptArgs) -> dict[str, OfferedVictims]:
         """Per node that kube-scheduler offers: the cheapest set of pods whose eviction makes the pod fit on its cards.
@@ -175,7 +373,7 @@ class Preemptor:
 
         Without victims, terminating pods are named instead: kube-scheduler requires at least one victim.
         """
-        if not plan.victims and not plan.leaving:
+        if plan.fits_already:
             return args.offers[name]
         gone = plan.victims or tuple(victim for victim in plan.leaving if victim.priority < args.pod.priority)
         unknown = self._victim_selector.budgets is None
@@ -198,190 +396,6 @@ class Preemptor:
         if plan is not None and {victim.pod for victim in plan.victims} <= {victim.pod for victim in offered.victims}:
             leaving = offered.victims + plan.leaving
             self._executor.nominate(pod, waiting.request, msgspec.structs.replace(plan, leaving=leaving))
-
-    # ---- (b): preemption by gputile ---------------------------------------------------------------------------------
-
-    def refused(self, unschedulable: UnschedulablePod) -> None:
-        """A pod fits on no node. Called on the hot path: it only records pods that may preempt."""
-        pod, request = unschedulable.pod, unschedulable.request
-        if not self._settings.own or not isinstance(request, PodRequest) or pod.uid not in self._cluster_state.pending:
-            return
-        lowest = self._ledger.lowest_priority()
-        if lowest is None or pod.priority <= lowest:
-            return
-        if pod.spec is not None and pod.spec.preemption_policy == "Never":
-            return
-        now, candidate = self._clock(), self._candidates.get(pod.uid)
-        if candidate is None:
-            self._candidates[pod.uid] = PreemptionCandidate(pod, request, unschedulable.names, now, now)
-            if len(self._candidates) > MAX_CANDIDATES:  # drop the newest of the lowest priority
-                del self._candidates[min(self._candidates, key=self._drop_order)]
-            return
-        candidate.pod, candidate.request, candidate.last_refused = pod, request, now
-        if unschedulable.names != [pod.nominated]:  # a call about the nominated node alone does not exclude the others
-            candidate.names = unschedulable.names
-
-    def _drop_order(self, uid: str) -> tuple[int, float]:
-        return self._candidates[uid].pod.priority, -self._candidates[uid].since
-
-    async def run(self) -> None:
-        while True:
-            await self._isolation.attempt(LOOP, "", self.round, always=True)
-            await self._pause(ROUND)
-
-    async def round(self) -> None:
-        """All due work, once. A failure is retried later and does not delay the other pods."""
-        self._prune()
-        self._metrics.nominations.set(len(self._ledger.nominations()))
-        if not self._leads():
-            return
-        await self._executor.round()
-        await self._refresh_budgets(STALE)
-        hopeless: set[tuple[PodRequest, int, str]] = set()
-        for uid in sorted(self._candidates, key=lambda uid: self._candidates[uid].turn):
-            candidate = self._candidates.get(uid)
-            if candidate is None or not self._is_due(uid, candidate) or self._clock() < self._quiet_until:
-                continue
-            pod = candidate.pod
-            kind = (candidate.request, pod.priority, pod.namespace if self._ledger.quota_usage.quotas else "")
-            if kind in hopeless:  # the search for an equal pod just failed
-                self._back_off(candidate)
-            else:
-                work = partial(self._preempt, uid, candidate)
-                if await self._isolation.attempt(LOOP, pod.key, work, pod) is False:
-                    hopeless.add(kind)
-
-    def on_elected(self) -> None:
-        """This replica became the leader: the nominations on the pods are the true ones."""
-        self._executor.on_elected()
-
-    def listed(self) -> None:
-        """After a list: restore nominations of an earlier leader, and new ones of kube-scheduler."""
-        self._executor.restore()
-        for waiting in list(self._cluster_state.pending.values()):
-            self._isolation.step(LOOP, waiting.pod.key, partial(self.pod_seen, waiting.pod), waiting.pod)
-
-    def _prune(self) -> None:
-        now, waiting = self._clock(), self._cluster_state.pending
-        self._candidates = {
-            uid: candidate
-            for uid, candidate in self._candidates.items()
-            if uid in waiting and now < candidate.last_refused + OLD
-        }
-        self._offered = {uid: answer for uid, answer in self._offered.items() if uid in waiting}
-        self._brief_until = {namespace: until for namespace, until in self._brief_until.items() if now < until}
-        self._executor.prune()
-        for candidate in self._candidates.values():
-            self._share_names(candidate)
-
-    def _share_names(self, candidate: PreemptionCandidate) -> None:
-        """Replace the thousands of node names of a call by the fleet's own strings, once per call, to save memory."""
-        if isinstance(candidate.names, list):
-            nodes = (self._ledger.fleet.node(name) for name in candidate.names)
-            candidate.names = tuple(node.name for node in nodes if node is not None)
-
-    def _is_free(self, uid: str) -> bool:
-        return (
-            self._ledger.nomination(uid) is None
-            and self._ledger.entry(uid) is None
-            and not self._executor.has_open_plan(uid)
-        )
-
-    def _is_due(self, uid: str, candidate: PreemptionCandidate) -> bool:
-        now, waiting = self._clock(), self._cluster_state.pending.get(uid)
-        if waiting is None or waiting.pod.is_terminating or not self._is_free(uid):
-            return False
-        patient_until = candidate.since + self._settings.patience
-        if now < max(patient_until, candidate.not_before, self._executor.backoff_until(uid)):
-            return False
-        offered_at, _ = self._offered.get(uid, (-KUBE_SCHEDULER, {}))
-        return not _is_nominated(waiting.pod) and now >= offered_at + KUBE_SCHEDULER
-
-    async def _preempt(self, uid: str, candidate: PreemptionCandidate) -> bool:
-        """Find the cheapest plan and start it; returns whether the pod can be helped."""
-        self._back_off(candidate)
-        if not await self._refresh_budgets(FRESH):
-            await self._report(candidate, "no pod is evicted for this pod, because disruption budgets cannot be read")
-            return False
-        began, budget = self._clock(), SearchBudget(STEPS, SECONDS, self._clock)
-        best, blocked = await self._search(candidate, budget)
-        self._quiet_until = self._clock() + (self._clock() - began) * (1 / SHARE - 1)
-        if best is None:
-            if budget.ran_out:
-                self._metrics.cut_short.labels("own preemption").inc()
-                await self._report(candidate, TOO_LONG)
-            elif blocked is not None:
-                await self._report(candidate, _blocked_message(blocked))
-            return False
-        candidate.not_before = 0.0
-        # Plan again: the search ran in time slices, and the cluster may have changed meanwhile.
-        plan = self._victim_selector.plan_within_budgets(candidate.pod, candidate.request, best.node)
-        if (
-            isinstance(plan, PreemptionPlan)
-            and (plan.victims or plan.leaving)
-            and self._is_due(uid, candidate)
-            and self._leads()
-        ):
-            candidate.searches = 0
-            await self._executor.begin(candidate.pod, candidate.request, plan)
-            self._budgets_at = min(self._budgets_at, self._clock() - FRESH)  # the evictions count against the budgets
-        return True
-
-    def _back_off(self, candidate: PreemptionCandidate) -> None:
-        candidate.not_before = self._clock() + min(RETRY * 2 ** min(candidate.searches, 10), MAX_RETRY)
-        candidate.searches += 1
-
-    async def _search(
-        self, candidate: PreemptionCandidate, budget: SearchBudget
-    ) -> tuple[PreemptionPlan | None, BlockedByBudgets | None]:
-        """The cheapest plan; or, where only disruption budgets forbid one, the first such node."""
-        plans: list[PreemptionPlan] = []
-        blocked: list[BlockedByBudgets] = []
-        slices = TimeSlices(self._clock, self._pause, self._lane)
-        for name in self._resolvable(candidate, budget):
-            await slices.turn()
-            plan = self._victim_selector.plan_within_budgets(candidate.pod, candidate.request, name, budget)
-            if isinstance(plan, PreemptionPlan):
-                if not plan.victims and not plan.leaving:
-                    return None, None  # the pod fits by now
-                plans.append(plan)
-            elif plan is not None:
-                blocked.append(plan)
-            if len(plans) >= ENOUGH or budget.is_spent:
-                break
-        if budget.is_spent:
-            budget.cut_short()
-        best = min(plans, key=lambda plan: plan.cost, default=None)
-        return best, min(blocked, key=lambda blocked_node: blocked_node.node, default=None)
-
-    def _resolvable(self, candidate: PreemptionCandidate, budget: SearchBudget) -> list[str]:
-        """Nodes where eviction could help; none if the pod fits on some node by now."""
-        pod = candidate.pod
-        known = [name for name in candidate.names if name in self._ledger.fleet]
-        blocked = self._availability.blocked(known, pod.uid)
-        available = [name for name in known if name not in blocked]
-        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            allowed = self._ledger.quota_usage.allowed(pod.namespace, candidate.request)
-            refusals = fleet.refusals(allowed, available, budget.part(FEASIBILITY_STEPS, FEASIBILITY_SECONDS))
-        return [refusal.node for refusal in refusals if refusal.resolvable] if len(refusals) == len(available) else []
-
-    async def _refresh_budgets(self, age: float) -> bool:
-        """Read the disruption budgets if they are older than this; returns whether they are known."""
-        if self._clock() - self._budgets_at < age:
-            return True
-        try:
-            self._victim_selector.budgets = await self._api.budgets()
-        except (ApiRejected, OutcomeUnknown) as error:
-            log.warning("disruption budgets cannot be read", extra=fields(why=str(error)))
-            return False
-        self._budgets_at = self._clock()
-        return True
-
-    async def _report(self, candidate: PreemptionCandidate, why: str) -> None:
-        """Write an Event when the reason changed, at most one per `REPEAT` seconds."""
-        if candidate.reported != why and self._clock() >= candidate.reported_at + REPEAT:
-            candidate.reported, candidate.reported_at = why, self._clock()
-            await self._executor.record_event(candidate.pod, "PreemptionBlocked", why)
 
 
 def _is_nominated(pod: Pod) -> bool:

@@ -20,8 +20,8 @@ from gputile.model.cards import NodeView
 from gputile.model.requests import PodRequest
 from gputile.model.units import unix_seconds
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.allocations import seed_of
 from gputile.scheduler.state.cluster_state import ClusterState
+from gputile.scheduler.state.pod_requests import seed_of
 
 STUCK = 10.0  # seconds after its grace period, when a terminating pod no longer counts as leaving
 NODE_STEPS, NODE_SECONDS = 4000, 0.01  # limit of the search on one node: extender calls wait meanwhile
@@ -35,6 +35,10 @@ class PreemptionPlan(msgspec.Struct, frozen=True, kw_only=True):
     victims: tuple[Victim, ...]  # to be evicted
     leaving: tuple[Victim, ...]  # terminating already, and counted as gone
     where: Placement
+
+    @property
+    def fits_already(self) -> bool:
+        return not self.victims and not self.leaving
 
     @property
     def cost(self) -> Cost:
@@ -126,15 +130,9 @@ class VictimSelector:
             return self._place(pod, allowed, fleet.view(node), budget) is not None
 
     def _request_after(self, pod: Pod, request: PodRequest) -> RequestAfterEviction:
-        """What the quota allows the pod after some pods are gone. Only pods of its own namespace free quota;
-        terminating ones, on any node, count as gone already."""
-        quota_usage = self._ledger.quota_usage
+        """What the quota allows the pod after some pods are gone."""
         with self._ledger.without_claims_of(pod.uid, pod.priority):
-            after_eviction = quota_usage.after_eviction(pod.namespace, request)
-        if after_eviction(()) is request:
-            return lambda gone: request
-        leaving = {uid for uid in quota_usage.pods(pod.namespace) if self.is_terminating(uid)}
-        return lambda gone: after_eviction(leaving.union(holder.pod for holder in gone))
+            return self._ledger.quota_usage.after_eviction(pod.namespace, request, self.is_terminating)
 
     def _plan(
         self,

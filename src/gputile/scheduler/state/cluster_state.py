@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Set
 import msgspec
 
 from gputile.dialects import gpushare, gputile, records, registry
+from gputile.dialects.allocations import allocation_of
 from gputile.dialects.gputile import GRANT
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.dialects.parsing import host_needs
@@ -27,7 +28,6 @@ from gputile.model.cards import Node
 from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest, NodeReason
 from gputile.model.requests import PodRequest
-from gputile.model.units import unix_seconds
 from gputile.model.usage import PodUsage
 from gputile.scheduler.state.agent_liveness import AgentLiveness, AgentLivenessSettings
 from gputile.scheduler.state.orphaned_pods import OrphanTracker
@@ -219,7 +219,7 @@ class ClusterState:
     def granted(self, pod: Pod, grant: Grant) -> list[Instruction]:
         """The leader has chosen cards for a pod that another scheduler bound; confirm them, even if not written yet."""
         self.ungranted.pop(pod.uid, None)
-        return self.ledger.handle(Confirmed(_allocation(pod, grant)))
+        return self.ledger.handle(Confirmed(allocation_of(pod, None, grant, pod.node_name)))
 
     def _read(self, pod: Pod) -> Allocation | None:
         """Update the caches with the pod; returns its allocation if it is bound."""
@@ -292,7 +292,8 @@ class ClusterState:
             and _is_as_in_ledger(known, pod, carried, ledger_grant)
         ):
             return entry.allocation  # the common case: the watch shows our own bind
-        return _allocation(pod, carried or ledger_grant or self._grant_by_count(pod))
+        grant = carried or ledger_grant or self._grant_by_count(pod)
+        return allocation_of(pod, None, grant, pod.node_name)
 
     def grant_in_ledger(self, uid: str, node: str) -> Grant | None:
         """The cards that the ledger has for the pod on this node, if it knows which they are."""
@@ -469,22 +470,3 @@ def _is_as_in_ledger(known: Pod, pod: Pod, carried: Grant | None, in_ledger: Gra
         after.overhead,
         after.priority,
     )
-
-
-def _allocation(pod: Pod, grant: Grant | None) -> Allocation:
-    cpu, memory = host_needs(pod)
-    return Allocation(
-        pod=pod.uid,
-        node=pod.node_name,
-        name=pod.key,
-        grant=grant,
-        cpu=cpu,
-        memory=memory,
-        priority=pod.priority,
-        started=created(pod),
-    )
-
-
-def created(pod: Pod) -> float:
-    """When the pod was created, in seconds since 1970; 0 when unknown."""
-    return unix_seconds(pod.metadata.creation_timestamp if pod.metadata else None) or 0.0

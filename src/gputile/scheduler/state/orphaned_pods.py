@@ -32,6 +32,7 @@ from collections.abc import Callable, Container, Iterable
 import msgspec
 
 from gputile.dialects import gputile
+from gputile.dialects.allocations import allocation_of_deleted_pod
 from gputile.ledger.events import Confirmed, Freed, Instruction, PodGone
 from gputile.ledger.ledger import AllocationState, Ledger
 from gputile.model.allocations import Allocation
@@ -150,7 +151,7 @@ class OrphanTracker:
         entry = self._ledger.entry(uid)
         if entry is None:
             log.warning("orphaned containers of a deleted pod still run", extra=fields(uid=uid, node=grant.node))
-            return self._keep(Allocation(pod=uid, node=grant.node, name=f"(deleted)/{uid}", grant=grant), None)
+            return self._keep(allocation_of_deleted_pod(grant), None)
         if uid in self._kept and entry.allocation.node == grant.node:
             self._kept[uid] = None
         return []  # otherwise the cluster still shows the pod: it counts by itself, and the report counts when it goes

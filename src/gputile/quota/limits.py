@@ -1,4 +1,4 @@
-"""Quotas: how much of which GPU model a namespace may hold. Values only; `gputile.quota` does the arithmetic.
+"""Quotas: how much of which GPU model a namespace may hold. Values only; `arithmetic` compares them with usage.
 
 A limit counts cards, memory and cores. Cards are counted by share: two pods with half a card each hold one card. The
 share of a tile is the larger of its part of the card's memory and its part of the card's cores.
