@@ -13,6 +13,7 @@ from gputile.engine.fleet.arrays import FleetArrays
 from gputile.engine.fleet.feasibility import (
     FeasibilityQuery,
     Rows,
+    SearchCache,
     SearchContext,
     cards_that_fit,
     is_simple,
@@ -21,7 +22,7 @@ from gputile.engine.fleet.feasibility import (
 )
 from gputile.engine.fleet.free_arrays import FreeArrays, Ints, Mask
 from gputile.engine.fleet.reasons import CODES, CardFacts, FirstMisses, add_misses
-from gputile.engine.fleet.score_cache import CardChoiceCache, NodeScores, ScoreCache, SearchCache
+from gputile.engine.fleet.score_cache import ignores_names
 from gputile.engine.placement.place import Placement, place, placed, searched
 from gputile.engine.placement.shares import CARD, ask_share
 from gputile.engine.placement.topology import closeness, closest, cost_of_closest, largest_linked
@@ -56,8 +57,7 @@ LINKED_STEPS = 16
 """The cost of counting the linked cards of one node, in steps."""
 
 FEW = 4
-"""Up to this many names are looked up one by one, and up to this many nodes are scored one by one: all of them together
-cost as much as about five."""
+"""Up to this many names are looked up one by one; a mask of all names costs as much as about five."""
 
 KEEP = 16
 """How many equally good nodes `best` returns at most."""
@@ -69,7 +69,7 @@ class Fleet(FleetArrays):
     def __init__(self) -> None:
         super().__init__()
         self._scorer = Scorer(self)
-        self._score_cache, self._choice_cache, self._search_cache = ScoreCache(), CardChoiceCache(), SearchCache()
+        self._search_cache = SearchCache()
         self._last: tuple[int, PodRequest, SearchContext, Mask] | None = None  # generation, request, context, result
 
     # ---- queries ----------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Fleet(FleetArrays):
 
         Ties come in the order in which nodes were added, or shuffled by the seed.
         """
-        scores = self._cached_scores(request, policy, seed, budget)
+        scores = self._scores_now(request, policy, seed, budget)
         top = scores.max(initial=-np.inf)
         if top == -np.inf:
             return []
@@ -155,38 +155,12 @@ class Fleet(FleetArrays):
         ties = ties[np.argsort(-scores[ties], kind="stable")]
         return [self._name(row) for row in ties[:keep].tolist()]
 
-    def _cached_scores(self, request: PodRequest, policy: str | None, seed: int, budget: SearchBudget | None) -> Scores:
+    def _scores_now(self, request: PodRequest, policy: str | None, seed: int, budget: SearchBudget | None) -> Scores:
         """By row: the score, -inf where the pod does not fit. Read-only: it may be the cached array."""
         name = first_named(request.constraints.node_policy, policy)
-        if not (POLICIES[name].learns and is_simple(split(request), request.constraints)):
-            return self.scores(request, self.fits(request, budget), policy, seed, budget)
-        known = self._score_cache.of(request, name, self._basis(), len(self._nodes))
-        if known.generation != self._generation:
-            self._update_scores(known, request, name)
-            known.generation = self._generation
-        return known.scores
-
-    def _update_scores(self, known: NodeScores, request: PodRequest, policy: str) -> None:
-        """Score the nodes that changed. If they are few, states that were scored before are not scored again."""
-        rows = self.touched_since(known.generation)
-        if len(rows) > FEW or not _ignores_names(request.constraints):
-            known.scores[rows] = self._scored(request, policy, rows)
-            return
-        for row in rows.tolist():
-            state = self.state(row)
-            score = known.states.get(state)
-            if score is None:
-                score = float(self._scored(request, policy, np.array([row]))[0])
-                known.keep(state, score)
-            known.scores[row] = score
-
-    def _scored(self, request: PodRequest, policy: str, rows: Rows) -> Scores:
-        fitting = self._fits(request, self.grid().columns(rows), rows)
-        return np.where(fitting, self._scorer.scores(request, policy, rows), -np.inf)
-
-    def _basis(self) -> tuple[int, int]:
-        """What scores depend on besides the node: the learnt tables, and the size of the average card."""
-        return self._scorer.lessons(), self.average_card()
+        if POLICIES[name].learns and is_simple(split(request), request.constraints):
+            return self._scorer.scores(request, name)
+        return self.scores(request, self.fits(request, budget), policy, seed, budget)
 
     def _are_named(self, rows: Rows, among: Collection[str]) -> bool:
         """Whether these nodes are among the names: a few are looked up one by one, which is cheaper than a mask of all
@@ -207,14 +181,14 @@ class Fleet(FleetArrays):
         chosen = first_named(request.constraints.card_policy, node.card_policy, policy)
         if not POLICIES[chosen].learns:
             return place(request, self._view(row), policy, seed, budget=budget)
-        alike = (chosen, request, self.state(row)) if _requests_any_one_card(request) else None
-        card = self._choice_cache.get(alike, self._basis()) if alike else None
-        if card is not None:
-            return placed(request, node, card)
+        choices = self._scorer.choices(request, chosen) if _requests_any_one_card(request) else None
+        state = self.state(row)
+        if choices is not None and state in choices:
+            return placed(request, node, choices[state])
         learnt = self._scorer.card_scores_on(request, row, chosen)
         answer = place(request, self._view(row), policy, seed, learnt, budget)
-        if alike and isinstance(answer, Placement):
-            self._choice_cache.keep(alike, self._places[row][answer.containers[0].tiles[0].uuid])
+        if choices is not None and isinstance(answer, Placement):
+            choices[state] = self._places[row][answer.containers[0].tiles[0].uuid]
         return answer
 
     def refusals(
@@ -471,6 +445,10 @@ class Fleet(FleetArrays):
 
     # ---- arrays for the scorer --------------------------------------------------------------------------------------
 
+    def fits_on(self, request: PodRequest, rows: Rows) -> Mask:
+        """The same as `fits` for these rows, for a request that `is_simple`."""
+        return self._fits(request, self.grid().columns(rows), rows)
+
     def node_arrays(self, rows: Rows) -> NodeArrays:
         return NodeArrays(share=self._card_share[:, rows], model=self._model[:, rows], cpu=self._cpu[rows])
 
@@ -547,13 +525,8 @@ def _context(budget: SearchBudget | None) -> SearchContext:
 def _requests_any_one_card(request: PodRequest) -> bool:
     """Whether it requests one tile on any card, so that neighbours, links and names do not matter."""
     rule, units = request.constraints, split(request)
-    any_card = _ignores_names(rule) and (rule.numa, rule.links) == (Strength.NO, Strength.NO)
+    any_card = ignores_names(rule) and (rule.numa, rule.links) == (Strength.NO, Strength.NO)
     return any_card and len(units) == 1 and units[0].cards == 1
-
-
-def _ignores_names(rule: Constraints) -> bool:
-    """Whether nodes that differ in names only are equal for these constraints."""
-    return not (rule.uuids or rule.not_uuids)
 
 
 def _without_host(request: PodRequest) -> PodRequest:

@@ -4,17 +4,15 @@
 workload. It reads the arrays of the fleet and never changes them.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from gputile.engine.fleet.feasibility import Rows
+from gputile.engine.fleet.feasibility import Rows, is_simple
 from gputile.engine.fleet.free_arrays import Ints, Mask
-from gputile.engine.fleet.score_cache import kind_of
+from gputile.engine.fleet.score_cache import CachedScores, ScoreCache, State, ignores_names, kind_of
 from gputile.engine.placement.shares import CARD, ask_share
 from gputile.engine.placement.units import PlacementUnit, split
 from gputile.engine.policies import tiling
@@ -33,9 +31,9 @@ from gputile.engine.policies.workload_model import (
 )
 from gputile.model.requests import PodRequest, Role
 
-MOST_CACHED = 256  # requests
 MOST_UNITS = 4  # placement units of one pod that are scored; the hardest ones
 SCORED = 4096  # units times nodes, for a pod with more units than that: about 30 ms
+FEW = 4  # up to so many changed nodes are looked up by state, which is then cheaper than scoring them all
 
 
 class FleetView(Protocol):
@@ -44,6 +42,8 @@ class FleetView(Protocol):
     def node_arrays(self, rows: Rows) -> NodeArrays: ...
     def tile_share(self, unit: PlacementUnit, rows: Rows) -> Ints: ...
     def cards_for(self, unit: PlacementUnit, request: PodRequest, rows: Rows) -> Mask: ...
+    def fits_on(self, request: PodRequest, rows: Rows) -> Mask: ...
+    def state(self, row: int) -> State: ...
     def touched_since(self, generation: int) -> Rows: ...
     def generation(self) -> int: ...
     def supply(self) -> Supply: ...
@@ -63,14 +63,6 @@ class RequestScores(msgspec.Struct):
     size: Floats = msgspec.field(default_factory=lambda: np.zeros(0))  # by node: the cards that the unit takes
 
 
-class CachedScores(msgspec.Struct):
-    """Scores of one request on all nodes, valid at this generation of the fleet."""
-
-    nodes: Floats
-    cards: NDArray[np.float32]
-    generation: int = -1
-
-
 class Scorer:
     """Learns the workload of a fleet and scores nodes and cards with it."""
 
@@ -82,8 +74,7 @@ class Scorer:
         self._fixed = False  # the workload was given by `learn_all`, and is not learnt
         self._priced_at = 0  # arrivals
         self._starved = False
-        self._learnt_count = 0
-        self._cached: OrderedDict[tuple[object, ...], CachedScores] = OrderedDict()
+        self._cache = ScoreCache()
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 
@@ -126,7 +117,7 @@ class Scorer:
             self._learner = new.learner or self._learner
             new = new.tables
         self._tables = new
-        self._cached.clear()
+        self._cache.clear()
         self._price()
 
     def relearn(self, requests: Iterable[PodRequest]) -> None:
@@ -142,7 +133,7 @@ class Scorer:
 
     def _price(self) -> None:
         supply = self._fleet.supply()
-        self._learnt_count += 1
+        self._cache.drop_choices()
         self._priced_at = self._learner.arrivals
         self._prices = model_prices(self._learner.asked(), supply)
         asked = cpu_asked_per_card(self._learner.asked())
@@ -161,16 +152,11 @@ class Scorer:
 
     # ---- scores ----------------------------------------------------------------------------------------------------
 
-    def lessons(self) -> int:
-        """Counts the updates of what was learnt: while it is the same, unchanged nodes keep their scores."""
-        self.tables()
-        return self._learnt_count
-
-    def scores(self, request: PodRequest, policy: str, rows: Rows | None = None) -> Floats:
-        """By row (of these rows, or of all): the node's score; undefined where the pod does not fit."""
-        selected = slice(None) if rows is None else rows
-        known = self._up_to_date(request, policy).nodes[selected]
-        scarcity = self._scarcity(request, policy, selected)
+    def scores(self, request: PodRequest, policy: str) -> Floats:
+        """By row: the node's score. Where the pod does not fit it is minus infinity for a request that `is_simple`, and
+        undefined for others."""
+        known = self._up_to_date(request, policy).nodes
+        scarcity = self._scarcity(request, policy, slice(None))
         return known if scarcity is None else known - scarcity
 
     def _scarcity(self, request: PodRequest, policy: str, rows: Rows | slice) -> Floats | None:
@@ -222,25 +208,42 @@ class Scorer:
             scores = scores - tiling.SCARCITY * self._fleet.card_prices(unit, row, self._prices)
         return [float(score) for score in scores]
 
+    def choices(self, request: PodRequest, policy: str) -> dict[State, int]:
+        """By state of a node: the position of the card that was chosen there, at the present prices."""
+        return self._cached(request, policy).choices
+
     def _up_to_date(self, request: PodRequest, policy: str) -> CachedScores:
-        current = self.tables()  # before the key: new tables clear the cached scores
-        key = _key(request, policy, self._starved)
-        known = self._cached.get(key)
-        shape = self._fleet.shape()
-        if known is None or known.cards.shape != shape:
-            known = self._cached[key] = CachedScores(np.zeros(shape[1]), np.zeros(shape, dtype=np.float32))
-            if len(self._cached) > MOST_CACHED:
-                self._cached.popitem(last=False)
-        if known.generation != self._fleet.generation() and len(rows := self._fleet.touched_since(known.generation)):
-            fresh = RULES[policy](request, self._fleet, rows, current, self._starved)
-            known.nodes[rows], known.cards[:, rows] = fresh.nodes, fresh.cards
+        known = self._cached(request, policy)
+        if known.generation != self._fleet.generation():
+            self._update(known, request, policy)
             known.generation = self._fleet.generation()
-        self._cached.move_to_end(key)
         return known
 
+    def _cached(self, request: PodRequest, policy: str) -> CachedScores:
+        self.tables()  # new tables empty the cache
+        simple = is_simple(split(request), request.constraints)
+        return self._cache.of((policy, self._starved, simple, kind_of(request)), self._fleet.shape())
 
-def _key(request: PodRequest, policy: str, starved: bool) -> tuple[object, ...]:
-    return (policy, starved, kind_of(request))
+    def _update(self, known: CachedScores, request: PodRequest, policy: str) -> None:
+        """Score the nodes that changed. If they are few, states that were scored before are not scored again."""
+        rows = self._fleet.touched_since(known.generation)
+        if len(rows) > FEW or not ignores_names(request.constraints):
+            known.nodes[rows], known.cards[:, rows] = self._scored(request, policy, rows)
+            return
+        state_of = {row: self._fleet.state(row) for row in rows.tolist()}
+        new = [row for row, state in state_of.items() if state not in known.states]
+        if new:
+            nodes, cards = self._scored(request, policy, np.array(new))
+            for column, row in enumerate(new):
+                known.states[state_of[row]] = float(nodes[column]), cards[:, column].astype(np.float32)
+        for row, state in state_of.items():
+            known.nodes[row], known.cards[:, row] = known.states[state]
+
+    def _scored(self, request: PodRequest, policy: str, rows: Rows) -> tuple[Floats, Floats]:
+        fresh = RULES[policy](request, self._fleet, rows, self.tables(), self._starved)
+        if not is_simple(split(request), request.constraints):
+            return fresh.nodes, fresh.cards
+        return np.where(self._fleet.fits_on(request, rows), fresh.nodes, -np.inf), fresh.cards
 
 
 # ---- the rules: scores of some nodes --------------------------------------------------------------------------------
