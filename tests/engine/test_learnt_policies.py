@@ -184,6 +184,30 @@ def test_a_node_with_as_much_free_may_yet_be_another(after: NodeBuilder) -> None
     assert fleet.best(request, "tiling") == []
 
 
+def test_a_score_is_not_taken_from_a_node_in_the_same_state_when_the_pod_names_its_card() -> None:
+    fleet = Fleet()
+    for name in ("n0", "n1", "n2"):
+        fleet.set_node(node(name).cards(1, "A100", 1000).node())
+    for name in ("n0", "n1", "n2"):
+        assert fleet.best(wants(ask(100), uuids=(f"GPU-{name}-0",)), "tiling") == [name]
+
+
+def test_a_chosen_card_is_not_taken_from_before_the_prices_changed() -> None:
+    fleet, request = Fleet(), wants(ask(500), cpu=1000)
+    fleet.set_node(node("n", cpu="64").card("A100", 1000).card("T4", 1000).node())
+
+    def model_chosen() -> str:
+        placement = fleet.place(request, "n", "tiling")
+        assert isinstance(placement, Placement)
+        return ("A100", "T4")[placement.containers[0].tiles[0].index]
+
+    assert model_chosen() == "A100"
+    for _ in range(PRICE_EVERY):
+        fleet.learn(wants(ask(500), cpu=1000, models=(ModelRule(("A100",)),)))
+    fleet.refresh_prices()
+    assert model_chosen() == "T4", "the A100 is expensive now"
+
+
 def test_an_unused_row_differs_from_a_node_without_cards() -> None:
     fleet, request = Fleet(), wants()
     fleet.set_node(node("n0", cpu="0", host="0").node())
@@ -217,7 +241,8 @@ class TestTheRule:
         look, tile = self.look([5300, 3500, CARD], 64_000), np.full((3, 1), 3200, dtype=np.int64)
         lost = tiling.worth_lost(look, tile, self.LEARNT)[:, 0]
         assert lost == pytest.approx([1 / 2, 1 / 3, 1 - 2 / 3], abs=1e-3)
-        assert tiling.tile_scores(look, tile, self.LEARNT, np.ones((3, 1)))[:, 0] == pytest.approx(0.1 - lost)
+        scores = tiling.tile_scores(Fragments(look, self.LEARNT), tile, np.ones((3, 1)))
+        assert scores[:, 0] == pytest.approx(0.1 - lost)
 
     def test_idle_cards_beyond_the_cpu_are_stranded(self) -> None:
         rho = self.LEARNT.rho
@@ -228,7 +253,7 @@ class TestTheRule:
     def test_a_node_pays_for_what_a_pod_strands_there(self) -> None:
         size, cpu = np.array([0.5]), 14_000
         much_cpu, little_cpu = (
-            float(tiling.node_scores(self.look([CARD, CARD], host), size, cpu, self.LEARNT)[0])
+            float(tiling.node_scores(Fragments(self.look([CARD, CARD], host), self.LEARNT), size, cpu)[0])
             for host in (64_000, 16_000)
         )
         served = 0.85 * self.LEARNT.rho
@@ -239,10 +264,7 @@ class TestTheRule:
     def test_a_pod_without_gpu_strands_too_unless_cpu_is_short_everywhere(self) -> None:
         look = self.look([CARD, CARD], 16_000)
         fragments = Fragments(look, self.LEARNT)
-        plain, starved = (
-            float(tiling.cpu_pod_scores(look, 14_000, self.LEARNT, fragments, starved=short)[0])
-            for short in (False, True)
-        )
+        plain, starved = (float(tiling.cpu_pod_scores(fragments, 14_000, starved=short)[0]) for short in (False, True))
         assert starved - plain == pytest.approx(0.2 * 14_000 / (0.85 * self.LEARNT.rho))
 
     def test_the_scarcity_of_a_model_is_paid_by_the_size_of_the_pod(self) -> None:

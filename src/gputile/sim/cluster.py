@@ -15,13 +15,13 @@ from gputile.dialects.parsing import convert_node, convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.engine.explanation import Explanation, explain
 from gputile.engine.placement.place import Placement
-from gputile.engine.policies.table import DEFAULT_POLICY
 from gputile.ledger.events import Assumed, Confirmed, NodeSeen, PodGone, Reserved
 from gputile.ledger.ledger import Ledger
 from gputile.model.allocations import Allocation
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.grants import Grant
+from gputile.model.policies import DEFAULT_POLICY
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 from gputile.sim.manifests import Workload

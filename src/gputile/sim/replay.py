@@ -132,7 +132,7 @@ def schedule(
     fleet: Fleet, request: PodRequest, plan: ReplayPlan, number: int, *, again: bool = False
 ) -> PlacedPod | None:
     """Filter, place and hold one pod; None if no node fits. A pod that is retried is not learnt again."""
-    if not again and POLICIES[plan.policy].learns:
+    if not again and POLICIES[plan.policy].learnt:
         fleet.learn(request)  # no effect when the workload was taken from the list
         fleet.refresh()
     seed = plan.seed * 1_000_003 + number

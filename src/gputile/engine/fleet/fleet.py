@@ -104,7 +104,7 @@ class Fleet(FleetArrays):
         chosen, units = POLICIES[name], split(request)
         if not fitting.any():
             return np.full(len(fitting), -np.inf)
-        if chosen.learns:
+        if chosen.learnt:
             return self._scorer.scores_where(fitting, request, name)
         n = len(self._nodes)
         sums = RemainingCapacity(
@@ -158,7 +158,7 @@ class Fleet(FleetArrays):
     def _scores_now(self, request: PodRequest, policy: str | None, seed: int, budget: SearchBudget | None) -> Scores:
         """By row: the score, -inf where the pod does not fit. Read-only: it may be the cached array."""
         name = first_named(request.constraints.node_policy, policy)
-        if POLICIES[name].learns and is_simple(split(request), request.constraints):
+        if POLICIES[name].learnt and is_simple(split(request), request.constraints):
             return self._scorer.scores(request, name)
         return self.scores(request, self.fits(request, budget), policy, seed, budget)
 
@@ -179,7 +179,7 @@ class Fleet(FleetArrays):
         row = self._rows[name]
         node = self._known(row)
         chosen = first_named(request.constraints.card_policy, node.card_policy, policy)
-        if not POLICIES[chosen].learns:
+        if not POLICIES[chosen].learnt:
             return place(request, self._view(row), policy, seed, budget=budget)
         choices = self._scorer.choices(request, chosen) if _requests_any_one_card(request) else None
         state = self.state(row)

@@ -4,7 +4,7 @@
 workload. It reads the arrays of the fleet and never changes them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -15,8 +15,8 @@ from gputile.engine.fleet.free_arrays import Ints, Mask
 from gputile.engine.fleet.score_cache import CachedScores, ScoreCache, State, ignores_names, kind_of
 from gputile.engine.placement.shares import CARD, ask_share
 from gputile.engine.placement.units import PlacementUnit, split
-from gputile.engine.policies import tiling
 from gputile.engine.policies.fragmentation import Floats, Fragments, NodeArrays
+from gputile.engine.policies.table import MOST_UNITS, POLICIES, LearntScores
 from gputile.engine.policies.workload_model import (
     PRICE_EVERY,
     LearntModel,
@@ -31,7 +31,6 @@ from gputile.engine.policies.workload_model import (
 )
 from gputile.model.requests import PodRequest, Role
 
-MOST_UNITS = 4  # placement units of one pod that are scored; the hardest ones
 SCORED = 4096  # units times nodes, for a pod with more units than that: about 30 ms
 FEW = 4  # up to so many changed nodes are looked up by state, which is then cheaper than scoring them all
 
@@ -161,12 +160,12 @@ class Scorer:
 
     def _scarcity(self, request: PodRequest, policy: str, rows: Rows | slice) -> Floats | None:
         """By row: the penalty for scarce cards; None where it does not apply."""
-        average = self._fleet.average_card()
+        weight, average = _learnt(policy).scarcity, self._fleet.average_card()
         main = [ask for ask in request.asks if ask.role is not Role.INIT]
         size = sum(ask.cards * ask_share(ask, average) for ask in main) / CARD
-        if policy != "tiling" or not size:
+        if not weight or not size:
             return None
-        return np.asarray(tiling.SCARCITY * size * self._fleet.node_prices(self._prices)[rows])
+        return np.asarray(weight * size * self._fleet.node_prices(self._prices)[rows])
 
     def scores_where(self, fitting: Mask, request: PodRequest, policy: str) -> Floats:
         """By row: the score where the pod fits, minus infinity elsewhere.
@@ -180,8 +179,7 @@ class Scorer:
         rows = np.flatnonzero(fitting)
         closely = self._fleet.fullest(rows, SCORED // MOST_UNITS)
         answer = np.full(len(fitting), -np.inf)
-        current = self.tables()
-        scores = RULES[policy](request, self._fleet, closely, current, self._starved).nodes
+        scores = self._pod_on(request, policy, closely).scores(self._starved).nodes
         scarcity = self._scarcity(request, policy, closely)
         scores = scores if scarcity is None else scores - scarcity
         answer[rows] = scores.min() - 1.0
@@ -194,18 +192,13 @@ class Scorer:
         if len(units) == 1:
             known: Floats = self._up_to_date(request, policy).cards[:, row].astype(np.float64)
             return lambda unit: self._priced(known, unit, row, policy)
-        rows = np.array([row])
-        fragments = Fragments(self._fleet.node_arrays(rows), self.tables())
-
-        def scores(unit: PlacementUnit) -> list[float]:
-            scored = _unit_scores(unit, request, self._fleet, rows, fragments, self.tables(), policy, request.cpu)
-            return self._priced(scored.cards[:, 0], unit, row, policy)
-
-        return scores
+        pod = self._pod_on(request, policy, np.array([row]))
+        return lambda unit: self._priced(pod.unit_scores(unit, request.cpu).cards[:, 0], unit, row, policy)
 
     def _priced(self, scores: Floats, unit: PlacementUnit, row: int, policy: str) -> list[float]:
-        if policy == "tiling":
-            scores = scores - tiling.SCARCITY * self._fleet.card_prices(unit, row, self._prices)
+        weight = _learnt(policy).scarcity
+        if weight:
+            scores = scores - weight * self._fleet.card_prices(unit, row, self._prices)
         return [float(score) for score in scores]
 
     def choices(self, request: PodRequest, policy: str) -> dict[State, int]:
@@ -240,78 +233,55 @@ class Scorer:
             known.nodes[row], known.cards[:, row] = known.states[state]
 
     def _scored(self, request: PodRequest, policy: str, rows: Rows) -> tuple[Floats, Floats]:
-        fresh = RULES[policy](request, self._fleet, rows, self.tables(), self._starved)
+        fresh = self._pod_on(request, policy, rows).scores(self._starved)
         if not is_simple(split(request), request.constraints):
             return fresh.nodes, fresh.cards
         return np.where(self._fleet.fits_on(request, rows), fresh.nodes, -np.inf), fresh.cards
 
-
-# ---- the rules: scores of some nodes --------------------------------------------------------------------------------
-
-Rule = Callable[[PodRequest, FleetView, Rows, WorkloadTables, bool], RequestScores]
+    def _pod_on(self, request: PodRequest, policy: str, rows: Rows) -> "_PodOnNodes":
+        return _PodOnNodes(request, _learnt(policy), self._fleet, rows, self.tables())
 
 
-def _scored(units: Sequence[PlacementUnit]) -> list[PlacementUnit]:
-    """The units that decide the score, in the pod's order."""
-    hardest = sorted(range(len(units)), key=lambda number: units[number].hardness(), reverse=True)[:MOST_UNITS]
-    return [units[number] for number in sorted(hardest)]
+def _learnt(policy: str) -> LearntScores:
+    learnt = POLICIES[policy].learnt
+    assert learnt is not None, "the policy does not learn"
+    return learnt
 
 
-def _tiling(request: PodRequest, fleet: FleetView, rows: Rows, current: WorkloadTables, starved: bool) -> RequestScores:
-    arrays, units = fleet.node_arrays(rows), _scored(split(request))
-    fragments = Fragments(arrays, current)
-    if not units:
-        return RequestScores(
-            tiling.cpu_pod_scores(arrays, request.cpu, current, fragments, starved=starved),
-            np.zeros(arrays.share.shape),
-        )
-    parts = [  # the CPU of the pod counts once
-        _unit_scores(unit, request, fleet, rows, fragments, current, "tiling", 0 if number else request.cpu)
-        for number, unit in enumerate(units)
-    ]
-    size = sum((part.size for unit, part in zip(units, parts, strict=True) if 0 in unit.phases()), np.zeros(len(rows)))
-    nodes = tiling.node_scores(arrays, size, request.cpu, current)
-    return RequestScores(sum((part.nodes for part in parts), nodes), parts[0].cards)
+# ---- scores of some nodes -------------------------------------------------------------------------------------------
 
 
-def _fragmentation(
-    request: PodRequest, fleet: FleetView, rows: Rows, current: WorkloadTables, starved: bool
-) -> RequestScores:
-    """FGD as published; of several containers the one with the most cards decides."""
-    arrays, units = fleet.node_arrays(rows), split(request)
-    fragments = Fragments(arrays, current)
-    if not units:
-        return RequestScores(_logistic(fragments.gain_of_cpu(request.cpu)), np.zeros(arrays.share.shape))
-    unit = max(units, key=lambda unit: unit.cards)
-    return _unit_scores(unit, request, fleet, rows, fragments, current, "fragmentation", request.cpu)
+class _PodOnNodes:
+    """One pod and the nodes that it is scored on, under one policy."""
 
+    def __init__(
+        self, request: PodRequest, policy: LearntScores, fleet: FleetView, rows: Rows, current: WorkloadTables
+    ) -> None:
+        self._request, self._policy, self._fleet, self._rows = request, policy, fleet, rows
+        self._fragments = Fragments(fleet.node_arrays(rows), current)
+        self._no_cards = np.zeros(self._fragments.arrays.share.shape)
 
-def _unit_scores(
-    unit: PlacementUnit,
-    request: PodRequest,
-    fleet: FleetView,
-    rows: Rows,
-    fragments: Fragments,
-    current: WorkloadTables,
-    policy: str,
-    cpu: int,
-) -> RequestScores:
-    """One unit by itself: by card, and by node the sum over the best cards that fit."""
-    arrays = fragments.arrays
-    if unit.exclusive:
-        gain = fragments.gain_of_whole_cards(unit.cards, cpu)
-        nodes = tiling.GAIN * gain if policy == "tiling" else _logistic(gain)
-        return RequestScores(nodes, np.zeros(arrays.share.shape), np.full(len(rows), float(unit.cards)))
-    tile, fitting = fleet.tile_share(unit, rows), fleet.cards_for(unit, request, rows)
-    gain = fragments.gain_of_tiles(tile, cpu)
-    cards = tiling.tile_scores(arrays, tile, current, gain) if policy == "tiling" else _logistic(gain)
-    size = unit.cards * np.where(fitting, tile, 0).max(axis=0) / CARD  # the largest share on a card that fits
-    return RequestScores(_best_cards(cards, fitting, unit.cards), cards, size)
+    def scores(self, starved: bool) -> RequestScores:
+        """The whole pod: the sum over its units, and what counts once. `starved`: the cluster is short of CPU."""
+        policy, cpu = self._policy, self._request.cpu
+        units = policy.units(split(self._request))
+        if not units:
+            return RequestScores(policy.cpu_pod(self._fragments, cpu, starved), self._no_cards)
+        parts = [self.unit_scores(unit, 0 if number else cpu) for number, unit in enumerate(units)]  # CPU counts once
+        main = [part.size for unit, part in zip(units, parts, strict=True) if 0 in unit.phases()]
+        once = policy.pod(self._fragments, sum(main, np.zeros(len(self._rows))), cpu)
+        return RequestScores(sum((part.nodes for part in parts), once), parts[0].cards)
 
-
-def _logistic(gain: Floats) -> Floats:
-    """Whole percent of a logistic curve, so that many nodes tie."""
-    return np.floor(100.0 / (1.0 + np.exp(-gain)))
+    def unit_scores(self, unit: PlacementUnit, cpu: int) -> RequestScores:
+        """One unit by itself: by card, and by node the sum over the best cards that fit."""
+        policy, fragments, rows = self._policy, self._fragments, self._rows
+        if unit.exclusive:
+            nodes = policy.whole_cards(fragments.gain_of_whole_cards(unit.cards, cpu))
+            return RequestScores(nodes, self._no_cards, np.full(len(rows), float(unit.cards)))
+        tile, fitting = self._fleet.tile_share(unit, rows), self._fleet.cards_for(unit, self._request, rows)
+        cards = policy.tiles(fragments, tile, fragments.gain_of_tiles(tile, cpu))
+        size = unit.cards * np.where(fitting, tile, 0).max(axis=0) / CARD  # the largest share on a card that fits
+        return RequestScores(_best_cards(cards, fitting, unit.cards), cards, size)
 
 
 def _best_cards(scores: Floats, fitting: Mask, count: int) -> Floats:
@@ -320,7 +290,3 @@ def _best_cards(scores: Floats, fitting: Mask, count: int) -> Floats:
     if count == 1:
         return np.asarray(masked.max(axis=0))
     return np.asarray(np.sort(masked, axis=0)[-count:].sum(axis=0))
-
-
-RULES: dict[str, Rule] = {"fragmentation": _fragmentation, "tiling": _tiling}
-"""The policies that learn, by name."""
