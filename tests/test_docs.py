@@ -8,7 +8,8 @@ import pytest
 from gputile.cli.main import COMMANDS
 from gputile.dialects.registry import DIALECTS
 from gputile.engine.policies.table import POLICIES
-from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeReason, RequestError
+from gputile.model.refusals import SENTENCE, NodeReason, RequestError
+from tests.refusal_aliases import HAMI_ALIAS, VGPU_ALIAS
 from tests.telemetry import names
 
 ROOT = Path(__file__).parents[1]
