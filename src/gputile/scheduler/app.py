@@ -513,14 +513,14 @@ class SchedulerApp:
         fleet = self.ledger.fleet
         arrivals = self.cluster_state.take_arrivals() if self.is_synced() else ()  # the first list is learnt as a whole
         for request in arrivals:
-            self.isolation.step("learning", "", partial(fleet.learn, request))
-        fleet.refresh_prices()
-        if fleet.is_lesson_due() and (self._learning is None or self._learning.done()):
-            self._learning = asyncio.create_task(self._train(fleet.lesson()))
+            self.isolation.step("learning", "", partial(fleet.scorer.observe, request))
+        fleet.scorer.refresh_prices()
+        if fleet.scorer.is_due() and (self._learning is None or self._learning.done()):
+            self._learning = asyncio.create_task(self._train(fleet.scorer.lesson()))
 
     async def _learn_from_list(self) -> None:
         """Train on all pods of the first list."""
-        training_data = self.ledger.fleet.lesson_from(self.cluster_state.take_arrivals())
+        training_data = self.ledger.fleet.scorer.lesson_from(self.cluster_state.take_arrivals())
         await self._train(training_data)
 
     async def _train(self, training_data: TrainingData) -> None:
@@ -529,7 +529,7 @@ class SchedulerApp:
             "learning", "", lambda: asyncio.to_thread(training_data.study), always=True
         )
         if model is not None:
-            self.isolation.step("learning", "", partial(self.ledger.fleet.adopt, model))
+            self.isolation.step("learning", "", partial(self.ledger.fleet.scorer.adopt, model))
 
     def _drain_after_leadership(self, now: float) -> None:
         """After losing leadership: open connections stay with this replica although the Service routes to another one.

@@ -78,8 +78,8 @@ class MemoryCluster:
         asked = registry.read_pod(pod, self._settings_now()) if isinstance(pod, Pod) else pod
         if not isinstance(asked, PodRequest) or isinstance(pod, BadRequest):
             return SubmitOutcome(pod=key, asked=asked)
-        self.ledger.fleet.learn(asked)
-        self.ledger.fleet.refresh()
+        self.ledger.fleet.scorer.observe(asked)
+        self.ledger.fleet.scorer.refresh()
         with self.ledger.without_claims_of(pod.uid) as fleet:
             seed = int(self._clock)
             best = fleet.best(asked, self.policy, seed=seed)

@@ -1,7 +1,8 @@
 """The fleet: which nodes fit, which are best, and why the others do not fit, for all nodes at once.
 
 `Fleet.best` answers a filter call, `Fleet.place` chooses the cards, `Fleet.refusals` gives the reasons. `hold` and
-`release` keep the arrays up to date, `learn` counts the pods that arrive. It runs in one thread and does no I/O.
+`release` keep the arrays up to date, `Fleet.scorer` learns from the pods that arrive. It runs in one thread and does no
+I/O.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -31,9 +32,7 @@ from gputile.engine.policies.fragmentation import Fragments, NodeArrays
 from gputile.engine.policies.scoring import Scorer
 from gputile.engine.policies.table import POLICIES, RemainingCapacity, Scores, first_named, mixed
 from gputile.engine.policies.workload_model import (
-    LearntModel,
     Supply,
-    TrainingData,
     WorkloadModel,
     WorkloadTables,
     tables,
@@ -68,7 +67,7 @@ class Fleet(FleetArrays):
 
     def __init__(self) -> None:
         super().__init__()
-        self._scorer = Scorer(self)
+        self.scorer = Scorer(self)
         self._search_cache = SearchCache()
         self._last: tuple[int, PodRequest, SearchContext, Mask] | None = None  # generation, request, context, result
 
@@ -105,7 +104,7 @@ class Fleet(FleetArrays):
         if not fitting.any():
             return np.full(len(fitting), -np.inf)
         if chosen.learnt:
-            return self._scorer.scores_where(fitting, request, name)
+            return self.scorer.scores_where(fitting, request, name)
         n = len(self._nodes)
         sums = RemainingCapacity(
             cpu_left=(self._cpu[:n] - request.cpu).astype(np.float64),
@@ -159,7 +158,7 @@ class Fleet(FleetArrays):
         """By row: the score, -inf where the pod does not fit. Read-only: it may be the cached array."""
         name = first_named(request.constraints.node_policy, policy)
         if POLICIES[name].learnt and is_simple(split(request), request.constraints):
-            return self._scorer.scores(request, name)
+            return self.scorer.scores(request, name)
         return self.scores(request, self.fits(request, budget), policy, seed, budget)
 
     def _are_named(self, rows: Rows, among: Collection[str]) -> bool:
@@ -181,11 +180,11 @@ class Fleet(FleetArrays):
         chosen = first_named(request.constraints.card_policy, node.card_policy, policy)
         if not POLICIES[chosen].learnt:
             return place(request, self._view(row), policy, seed, budget=budget)
-        choices = self._scorer.choices(request, chosen) if _requests_any_one_card(request) else None
+        choices = self.scorer.choices(request, chosen) if _requests_any_one_card(request) else None
         state = self.state(row)
         if choices is not None and state in choices:
             return placed(request, node, choices[state])
-        learnt = self._scorer.card_scores_on(request, row, chosen)
+        learnt = self.scorer.card_scores_on(request, row, chosen)
         answer = place(request, self._view(row), policy, seed, learnt, budget)
         if choices is not None and isinstance(answer, Placement):
             choices[state] = self._places[row][answer.containers[0].tiles[0].uuid]
@@ -212,44 +211,7 @@ class Fleet(FleetArrays):
                 refusals.append(Refusal(name, code, requested, found, bool(resolvable[row])))
         return refusals
 
-    # ---- learning ---------------------------------------------------------------------------------------------------
-
-    def learn(self, request: PodRequest) -> None:
-        """Count a pod that arrived. Cheap; `refresh` does the expensive part outside the hot path."""
-        self._scorer.observe(request)
-
-    def refresh(self) -> None:
-        """Update the learnt tables, if that is due."""
-        self._scorer.refresh()
-
-    def prepare(self) -> WorkloadTables:
-        """The tables that `refresh` would make, beside those in use; pass them to `adopt` later."""
-        return self._scorer.prepare()
-
-    def adopt(self, learnt: WorkloadTables | LearntModel) -> None:
-        self._scorer.adopt(learnt)
-
-    def is_lesson_due(self) -> bool:
-        return self._scorer.is_due()
-
-    def lesson(self) -> TrainingData:
-        """The data that `refresh` would learn from: study it in a thread and `adopt` the result here."""
-        return self._scorer.lesson()
-
-    def lesson_from(self, requests: Iterable[PodRequest]) -> TrainingData:
-        """The same from these pods only, as in `relearn`."""
-        return self._scorer.lesson_from(requests)
-
-    def refresh_prices(self) -> None:
-        self._scorer.refresh_prices()
-
-    def relearn(self, requests: Iterable[PodRequest]) -> None:
-        """After a restart: forget everything, and learn from the pods of the cluster."""
-        self._scorer.relearn(requests)
-
-    def learn_all(self, requests: list[PodRequest]) -> None:
-        """Take the mix of a whole list, as the literature does, and stop learning."""
-        self._scorer.learn_all(requests)
+    # ---- what is free -----------------------------------------------------------------------------------------------
 
     def free_cards(self) -> float:
         """The sum of the free shares of all usable cards."""
@@ -257,12 +219,12 @@ class Fleet(FleetArrays):
 
     def fragmentation(self) -> float:
         """Idle GPU that the learnt workload could not use, in cards."""
-        return self._fragment(self._scorer.tables())
+        return self._fragment(self.scorer.tables())
 
     def fragments(self, names: Sequence[str]) -> list[float]:
         """The same for these nodes, which must all be known, in their order."""
         rows = np.array([self._rows[name] for name in names], dtype=np.intp)
-        fragments: list[float] = Fragments(self.node_arrays(rows), self._scorer.tables()).now.tolist()
+        fragments: list[float] = Fragments(self.node_arrays(rows), self.scorer.tables()).now.tolist()
         return fragments
 
     def fragment_meter(self, requests: list[PodRequest]) -> Callable[[], float]:

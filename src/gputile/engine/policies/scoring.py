@@ -99,7 +99,7 @@ class Scorer:
             self._price()
 
     def lesson(self) -> TrainingData:
-        """The data that `refresh` would learn from, to be studied elsewhere and adopted later."""
+        """The data that `refresh` would learn from: study it in a thread and `adopt` the result here."""
         self._learner.begin()
         return TrainingData(dict(self._learner.asked()), self._fleet.supply())
 
@@ -108,7 +108,7 @@ class Scorer:
         return TrainingData({}, self._fleet.supply(), tuple(requests), self._fleet.average_card())
 
     def prepare(self) -> WorkloadTables:
-        """New tables beside the old ones; may be made elsewhere and adopted later."""
+        """New tables beside those in use; pass them to `adopt` later."""
         return self._learner.prepare(self._fleet.supply())
 
     def adopt(self, new: WorkloadTables | LearntModel) -> None:
@@ -120,6 +120,7 @@ class Scorer:
         self._price()
 
     def relearn(self, requests: Iterable[PodRequest]) -> None:
+        """After a restart: forget everything, and learn from the pods of the cluster."""
         self.adopt(self.lesson_from(requests).study())
 
     def learn_all(self, requests: list[PodRequest]) -> None:
