@@ -135,7 +135,7 @@ def learnt_policies(copy: float) -> None:
     for policy in ("fragmentation", "tiling"):
         fleet = half_full_fleet(5_000)
         for request in CASES.values():
-            fleet.learn(request)
+            fleet.scorer.observe(request)
         for case, request in CASES.items():
             start = time.perf_counter()
             fleet.best(request, policy)

@@ -62,7 +62,7 @@ def cluster(nodes: int) -> ClusterState:
     """Nodes with six pods each, whose agents report their usage."""
     ledger, rng = Ledger(), np.random.default_rng(7)
     cluster_state = ClusterState(ledger, DEFAULTS)
-    ledger.fleet.learn_all([wants(ask(size, cores=20), cpu=1000) for size in ("4Gi", "20Gi", "32Gi")])
+    ledger.fleet.scorer.learn_all([wants(ask(size, cores=20), cpu=1000) for size in ("4Gi", "20Gi", "32Gi")])
     for number in range(nodes):
         name = f"node-{number}"
         ledger.handle(NodeSeen(node(name, cpu="128").cards(CARDS, "NVIDIA A100-SXM4-80GB", "80Gi").node()))

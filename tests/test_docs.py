@@ -11,9 +11,10 @@ from gputile.cli.main import COMMANDS
 from gputile.dialects.registry import DIALECTS
 from gputile.engine.policies.table import POLICIES
 from gputile.ledger.events import QuotasSet
-from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeReason, RequestError
+from gputile.model.refusals import SENTENCE, NodeReason, RequestError
 from gputile.quota.limits import Limit, Quota
 from gputile.testing.builders import node
+from tests.refusal_aliases import HAMI_ALIAS, VGPU_ALIAS
 from tests.scheduler.rig import Rig, tile
 from tests.telemetry import names
 

@@ -86,25 +86,25 @@ def some_fleet() -> Fleet:
 def test_learning_in_a_thread_gives_the_same_tables() -> None:
     requests = [wants(ask(1000 * (n % 7 + 1)), cpu=1000) for n in range(300)]
     at_once, beside = some_fleet(), some_fleet()
-    beside.refresh()
+    beside.scorer.refresh()
     for request in requests:
-        at_once.learn(request)
-        beside.learn(request)
-    at_once.refresh()
-    assert beside.is_lesson_due()
-    lesson = beside.lesson()
-    assert not beside.is_lesson_due(), "it is being studied"
+        at_once.scorer.observe(request)
+        beside.scorer.observe(request)
+    at_once.scorer.refresh()
+    assert beside.scorer.is_due()
+    lesson = beside.scorer.lesson()
+    assert not beside.scorer.is_due(), "it is being studied"
     for _ in range(300):
-        beside.learn(wants(ask(77_000), cpu=77_000))  # which the lesson does not know of
-    beside.adopt(lesson.study())
-    np.testing.assert_array_equal(at_once._scorer.tables().value, beside._scorer.tables().value)
-    np.testing.assert_array_equal(at_once._scorer.tables().weight, beside._scorer.tables().weight)
+        beside.scorer.observe(wants(ask(77_000), cpu=77_000))  # which the lesson does not know of
+    beside.scorer.adopt(lesson.study())
+    np.testing.assert_array_equal(at_once.scorer.tables().value, beside.scorer.tables().value)
+    np.testing.assert_array_equal(at_once.scorer.tables().weight, beside.scorer.tables().weight)
 
 
 def test_a_new_model_needs_no_new_linear_programme(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with a node, on the hot path; what remainders are worth does not change by it."""
     fleet = some_fleet()
-    fleet.relearn([wants(ask(1000), models=(ModelRule(("A100",)),)) for _ in range(200)])
+    fleet.scorer.relearn([wants(ask(1000), models=(ModelRule(("A100",)),)) for _ in range(200)])
     fleet.best(wants(ask(1000)), "tiling")
     monkeypatch.setattr(
         "gputile.engine.policies.workload_model.prices", lambda demand: pytest.fail("the linear programme was solved")

@@ -9,9 +9,10 @@ from gputile.engine.placement.place import Placement
 from gputile.engine.search_budget import SearchBudget
 from gputile.model.cards import NodeView, Use
 from gputile.model.errors import InputError
-from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeReason
+from gputile.model.refusals import SENTENCE, NodeReason
 from gputile.model.requests import ContainerRequest, PodRequest, Role
 from gputile.testing.builders import NodeBuilder, ask, node, wants
+from tests.refusal_aliases import HAMI_ALIAS, VGPU_ALIAS
 
 
 def fleet_with(*builders: NodeBuilder) -> Fleet:

@@ -155,8 +155,8 @@ def play(fleet: Fleet, step: tuple[str, int, int], policy: str) -> None:
         fleet.hold(f"n{number}", {}, 0, 300_000)
     elif what == "learn":
         for _ in range(PRICE_EVERY):
-            fleet.learn(REQUESTS[number])
-        fleet.refresh()
+            fleet.scorer.observe(REQUESTS[number])
+        fleet.scorer.refresh()
     elif what == "node":
         made = node(f"n{number}", cpu="16" if other < 5 else "2").card("A100", 1000)
         made.cards(2, "T4" if other > 2 else "A100", 1000, healthy=other != 2, cordoned=other == 4)
@@ -182,6 +182,30 @@ def test_a_node_with_as_much_free_may_yet_be_another(after: NodeBuilder) -> None
     assert fleet.best(request, "tiling") == ["n0"]
     fleet.set_node(after.node())
     assert fleet.best(request, "tiling") == []
+
+
+def test_a_score_is_not_taken_from_a_node_in_the_same_state_when_the_pod_names_its_card() -> None:
+    fleet = Fleet()
+    for name in ("n0", "n1", "n2"):
+        fleet.set_node(node(name).cards(1, "A100", 1000).node())
+    for name in ("n0", "n1", "n2"):
+        assert fleet.best(wants(ask(100), uuids=(f"GPU-{name}-0",)), "tiling") == [name]
+
+
+def test_a_chosen_card_is_not_taken_from_before_the_prices_changed() -> None:
+    fleet, request = Fleet(), wants(ask(500), cpu=1000)
+    fleet.set_node(node("n", cpu="64").card("A100", 1000).card("T4", 1000).node())
+
+    def model_chosen() -> str:
+        placement = fleet.place(request, "n", "tiling")
+        assert isinstance(placement, Placement)
+        return ("A100", "T4")[placement.containers[0].tiles[0].index]
+
+    assert model_chosen() == "A100"
+    for _ in range(PRICE_EVERY):
+        fleet.scorer.observe(wants(ask(500), cpu=1000, models=(ModelRule(("A100",)),)))
+    fleet.scorer.refresh_prices()
+    assert model_chosen() == "T4", "the A100 is expensive now"
 
 
 def test_an_unused_row_differs_from_a_node_without_cards() -> None:
@@ -217,7 +241,8 @@ class TestTheRule:
         look, tile = self.look([5300, 3500, CARD], 64_000), np.full((3, 1), 3200, dtype=np.int64)
         lost = tiling.worth_lost(look, tile, self.LEARNT)[:, 0]
         assert lost == pytest.approx([1 / 2, 1 / 3, 1 - 2 / 3], abs=1e-3)
-        assert tiling.tile_scores(look, tile, self.LEARNT, np.ones((3, 1)))[:, 0] == pytest.approx(0.1 - lost)
+        scores = tiling.tile_scores(Fragments(look, self.LEARNT), tile, np.ones((3, 1)))
+        assert scores[:, 0] == pytest.approx(0.1 - lost)
 
     def test_idle_cards_beyond_the_cpu_are_stranded(self) -> None:
         rho = self.LEARNT.rho
@@ -228,7 +253,7 @@ class TestTheRule:
     def test_a_node_pays_for_what_a_pod_strands_there(self) -> None:
         size, cpu = np.array([0.5]), 14_000
         much_cpu, little_cpu = (
-            float(tiling.node_scores(self.look([CARD, CARD], host), size, cpu, self.LEARNT)[0])
+            float(tiling.node_scores(Fragments(self.look([CARD, CARD], host), self.LEARNT), size, cpu)[0])
             for host in (64_000, 16_000)
         )
         served = 0.85 * self.LEARNT.rho
@@ -239,10 +264,7 @@ class TestTheRule:
     def test_a_pod_without_gpu_strands_too_unless_cpu_is_short_everywhere(self) -> None:
         look = self.look([CARD, CARD], 16_000)
         fragments = Fragments(look, self.LEARNT)
-        plain, starved = (
-            float(tiling.cpu_pod_scores(look, 14_000, self.LEARNT, fragments, starved=short)[0])
-            for short in (False, True)
-        )
+        plain, starved = (float(tiling.cpu_pod_scores(fragments, 14_000, starved=short)[0]) for short in (False, True))
         assert starved - plain == pytest.approx(0.2 * 14_000 / (0.85 * self.LEARNT.rho))
 
     def test_the_scarcity_of_a_model_is_paid_by_the_size_of_the_pod(self) -> None:
@@ -254,9 +276,9 @@ class TestTheRule:
         before = fleet.scores(request, fitting, "tiling")
         insists = wants(ask(whole=True), cpu=1000, models=(ModelRule(("T4",)),))
         for _ in range(99):  # too few for new tables, and then one more for new prices
-            fleet.learn(insists)
-        fleet.learn(request)
-        fleet._scorer._price()
+            fleet.scorer.observe(insists)
+        fleet.scorer.observe(request)
+        fleet.scorer._price()
         after = fleet.scores(request, fitting, "tiling")
         wanted_t4, wanted_any = 99 / 101, 2 / 101  # of the demand in cards
         dear, plain = wanted_t4 * 4 / 2 + wanted_any, wanted_any
@@ -279,8 +301,8 @@ def test_a_fleet_without_cards_answers_after_constraints_were_learnt() -> None:
     fleet = Fleet()
     fleet.set_node(node("plain", cpu="8").node())
     for _ in range(120):
-        fleet.learn(wants(ask(percent=50), models=(ModelRule(("T4",)),)))
-    fleet.refresh()
+        fleet.scorer.observe(wants(ask(percent=50), models=(ModelRule(("T4",)),)))
+    fleet.scorer.refresh()
     assert fleet.best(wants(cpu=1000), "tiling") == ["plain"]
     assert isinstance(fleet.place(wants(cpu=1000), "plain", "tiling"), Placement)
 
@@ -290,8 +312,8 @@ def test_tiling_puts_a_tile_beside_the_one_it_completes() -> None:
     fleet = Fleet()
     fleet.set_node(node("n", cpu="64").cards(2, "A100", 100).node())
     for percent in (65, 32, 47) * 100:
-        fleet.learn(wants(ask(percent=percent), cpu=1000))
-    fleet.refresh()
+        fleet.scorer.observe(wants(ask(percent=percent), cpu=1000))
+    fleet.scorer.refresh()
     fleet.hold("n", {"GPU-n-0": Use(47, 0, 1)}, 1000)
     fleet.hold("n", {"GPU-n-1": Use(65, 0, 1)}, 1000)
     placed = fleet.place(wants(ask(percent=32), cpu=1000), "n", "tiling")
@@ -305,8 +327,8 @@ def test_tiling_does_not_strand_cards_on_a_node_without_cpu() -> None:
     fleet.set_node(node("much-cpu", cpu="64").cards(2, "A100", 100).node())
     fleet.set_node(node("little-cpu", cpu="16").cards(2, "A100", 100).node())
     for _ in range(200):
-        fleet.learn(wants(ask(percent=100), cpu=8000))
-    fleet.refresh()
+        fleet.scorer.observe(wants(ask(percent=100), cpu=8000))
+    fleet.scorer.refresh()
     request = wants(ask(percent=50), cpu=14_000)
     assert fleet.best(request, "tiling", keep=1) == ["much-cpu"]
     assert fleet.best(request, "binpack", keep=1) == ["little-cpu"]
@@ -317,9 +339,9 @@ def test_tiling_keeps_scarce_models_for_pods_that_require_them() -> None:
     fleet.set_node(node("scarce", cpu="64").cards(2, "T4", 100).node())
     fleet.set_node(node("plain", cpu="64").cards(8, "A100", 100).node())
     for _ in range(100):
-        fleet.learn(wants(ask(whole=True), cpu=1000, models=(ModelRule(("T4",)),)))
-        fleet.learn(wants(ask(whole=True), cpu=1000))
-    fleet.refresh()
+        fleet.scorer.observe(wants(ask(whole=True), cpu=1000, models=(ModelRule(("T4",)),)))
+        fleet.scorer.observe(wants(ask(whole=True), cpu=1000))
+    fleet.scorer.refresh()
     assert fleet.best(wants(ask(whole=True), cpu=1000), "binpack", keep=1) == ["scarce"]
     assert fleet.best(wants(ask(whole=True), cpu=1000), "tiling", keep=1) == ["plain"]
 
@@ -367,16 +389,16 @@ class TestLearning:
 
     def test_the_mix_of_a_list_is_taken_as_it_is(self) -> None:
         fleet = cluster()
-        fleet.learn_all([wants(ask(whole=True, cards=8), cpu=10)] * 3)
+        fleet.scorer.learn_all([wants(ask(whole=True, cards=8), cpu=10)] * 3)
         assert fleet.fragmentation() == pytest.approx(9.0), "no node can take eight cards: all nine are fragments"
 
     def test_after_a_restart_the_pods_of_the_cluster_teach_the_same(self) -> None:
         pods = [REQUESTS[n % 6] for n in range(200)]
         lived, restarted = cluster(), cluster()
         for request in pods:
-            lived.learn(request)
-            lived.refresh()
-        restarted.relearn(pods)
+            lived.scorer.observe(request)
+            lived.scorer.refresh()
+        restarted.scorer.relearn(pods)
         for request in REQUESTS:
             fitting = lived.fits(request)
             want = lived.scores(request, fitting, "tiling").tolist()
@@ -388,16 +410,16 @@ class TestLearning:
         fitting = fleet.fits(request)
         before = fleet.scores(request, fitting, "tiling").tolist()
         for _ in range(150):
-            fleet.learn(request)
+            fleet.scorer.observe(request)
         assert fleet.scores(request, fitting, "tiling").tolist() == before
-        fleet.refresh()
+        fleet.scorer.refresh()
         assert fleet.scores(request, fitting, "tiling").tolist() != before
 
     def test_a_model_that_comes_later_is_learnt_too(self) -> None:
         fleet = cluster()
         for _ in range(120):
-            fleet.learn(wants(ask(percent=50), cpu=1000, models=(ModelRule(("T4",)),)))
-        fleet.refresh()
+            fleet.scorer.observe(wants(ask(percent=50), cpu=1000, models=(ModelRule(("T4",)),)))
+        fleet.scorer.refresh()
         fleet.set_node(node("new", cpu="16").cards(2, "H100", 1000).node())
         request = wants(ask(percent=50), cpu=1000, models=(ModelRule(("H100",)),))
         assert fleet.best(request, "tiling") == ["new"]

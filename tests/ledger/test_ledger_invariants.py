@@ -362,7 +362,9 @@ class Cluster(RuleBasedStateMachine):
         assert {e.allocation.pod: e for e in self.ledger.entries()} == {e.allocation.pod: e for e in fresh.entries()}
         for name in NODES:
             assert self.ledger.fleet.view(name) == fresh.fleet.view(name)
-        assert self.ledger.fleet.free_shares() == fresh.fleet.free_shares()
+        names = self.ledger.fleet.names()
+        assert sorted(names) == sorted(fresh.fleet.names())
+        assert self.ledger.fleet.free_shares_of(names) == fresh.fleet.free_shares_of(names)
         self.ledger.check()
 
 

@@ -587,7 +587,7 @@ async def test_freed_capacity_nudges_pending_pods(monkeypatch: pytest.MonkeyPatc
 async def test_a_new_request_is_learnt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     process, clock = await ticking(monkeypatch)
     learnt: list[object] = []
-    monkeypatch.setattr(process.ledger.fleet, "learn", learnt.append)
+    monkeypatch.setattr(process.ledger.fleet.scorer, "observe", learnt.append)
     process.cluster_state.pod_changed(ScriptedApi().add_pod(pod(tile(8), uid="uid-new")))
     process.tick(clock.now)
     process.tick(clock.now)
@@ -603,9 +603,9 @@ async def test_the_first_list_is_read_a_few_at_a_time_and_learnt_as_a_whole(monk
 
     def counted(requests: list[PodRequest]) -> TrainingData:
         learnt.append(len(requests))
-        return Fleet().lesson_from(requests)
+        return Fleet().scorer.lesson_from(requests)
 
-    monkeypatch.setattr(process.ledger.fleet, "lesson_from", counted)
+    monkeypatch.setattr(process.ledger.fleet.scorer, "lesson_from", counted)
     process.cluster_state.nodes_listed(msgspec.convert(manifest, NodeObject) for manifest in api.nodes.values())
     reading = asyncio.create_task(process.follower._pods_listed(await api.list_pods()))
     seen = []

@@ -161,7 +161,7 @@ class TestFragmentation:
     async def test_what_no_pod_so_far_could_use(self) -> None:
         """Pods want halves of a card; three cards have a third left each."""
         rig = Rig(node("n0").card("A100", "30Gi"), node("n1").cards(4, "A100", "30Gi"))
-        rig.ledger.fleet.learn_all([wants(ask(15 * 1024))])
+        rig.ledger.fleet.scorer.learn_all([wants(ask(15 * 1024))])
         for number in range(3):
             rig.arrive(tile(20 * 1024), name=f"p{number}")
             rig.filter(f"p{number}", nodes=["n1"])

@@ -38,8 +38,8 @@ def build_ledger(
     for pod in snapshot.pods:
         if not pod.node_name and not pod.is_terminal:
             _keep_nomination(cluster_state.ledger, pod, now)
-    cluster_state.ledger.fleet.learn_all(cluster_state.take_arrivals())
-    cluster_state.ledger.fleet.refresh()
+    cluster_state.ledger.fleet.scorer.learn_all(cluster_state.take_arrivals())
+    cluster_state.ledger.fleet.scorer.refresh()
     return cluster_state
 
 

@@ -6,11 +6,11 @@ that a pod can name a model or a policy without changing its resources.
 
 from gputile.dialects.kube_objects import Pod, Text
 from gputile.dialects.parsing import UnreadableValue, flag, listed, one_of, quoted
+from gputile.model.policies import POLICY_NAMES
 from gputile.model.refusals import RequestError
 from gputile.model.requests import Constraints, Match, ModelRule, Strength
 
-POLICIES = ("binpack", "spread", "random", "topology", "fragmentation", "tiling")
-POLICY = {name: name for name in POLICIES}
+POLICY = {name: name for name in POLICY_NAMES}
 STRENGTH = {"prefer": Strength.PREFER, "require": Strength.REQUIRE, "no": Strength.NO}
 
 MODEL_KEYS = ("nvidia.com/gpu.model", "nvidia-gpu-scheduler/gpu.model")

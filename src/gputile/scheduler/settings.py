@@ -7,13 +7,14 @@ import msgspec
 
 from gputile.dialects.settings import DialectSettings
 from gputile.engine.fleet.fleet import KEEP
-from gputile.engine.policies.table import DEFAULT_POLICY, POLICIES
+from gputile.engine.policies.table import POLICIES
 from gputile.http.server import host_and_port
 from gputile.kube.client import ClientSettings
 from gputile.kube.leader_election import LeaseSettings
 from gputile.ledger.ledger import LedgerSettings
 from gputile.metrics_api.settings import MetricsApiSettings
 from gputile.model.errors import InputError
+from gputile.model.policies import DEFAULT_POLICY
 from gputile.scheduler.quota_watcher import QuotaSettings
 from gputile.scheduler.state.agent_liveness import AgentLivenessSettings
 

@@ -16,12 +16,12 @@ from gputile.dialects.parsing import convert_node, convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.engine.explanation import Explanation, explain
 from gputile.engine.placement.place import Placement
-from gputile.engine.policies.table import DEFAULT_POLICY
 from gputile.ledger.events import Assumed, Confirmed, NodeSeen, PodGone, Reserved
 from gputile.ledger.ledger import Ledger
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.grants import Grant
+from gputile.model.policies import DEFAULT_POLICY
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 from gputile.sim.manifests import Workload
@@ -78,8 +78,8 @@ class MemoryCluster:
         asked = registry.read_pod(pod, self._settings_now()) if isinstance(pod, Pod) else pod
         if not isinstance(asked, PodRequest) or isinstance(pod, BadRequest):
             return SubmitOutcome(pod=key, asked=asked)
-        self.ledger.fleet.learn(asked)
-        self.ledger.fleet.refresh()
+        self.ledger.fleet.scorer.observe(asked)
+        self.ledger.fleet.scorer.refresh()
         with self.ledger.without_claims_of(pod.uid) as fleet:
             seed = int(self._clock)
             best = fleet.best(asked, self.policy, seed=seed)

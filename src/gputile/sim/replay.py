@@ -112,7 +112,7 @@ def replay(
     pods = arrivals(jobs, plan.ratio * capacity, plan.seed, average)
     meter = _Meter(fleet, [job.request for job in jobs], capacity, average)
     if plan.mix_from_list:
-        fleet.learn_all([job.request for job in jobs])
+        fleet.scorer.learn_all([job.request for job in jobs])
     for number, job in enumerate(pods):
         meter.count(job.request, schedule(fleet, job.request, plan, number) is not None)
         if number % 100 == 0:
@@ -132,9 +132,9 @@ def schedule(
     fleet: Fleet, request: PodRequest, plan: ReplayPlan, number: int, *, again: bool = False
 ) -> PlacedPod | None:
     """Filter, place and hold one pod; None if no node fits. A pod that is retried is not learnt again."""
-    if not again and POLICIES[plan.policy].learns:
-        fleet.learn(request)  # no effect when the workload was taken from the list
-        fleet.refresh()
+    if not again and POLICIES[plan.policy].learnt:
+        fleet.scorer.observe(request)  # no effect when the workload was taken from the list
+        fleet.scorer.refresh()
     seed = plan.seed * 1_000_003 + number
     best = fleet.best(request, plan.policy, seed=seed, keep=1, shuffle=plan.random_ties)
     if not best:

@@ -84,7 +84,7 @@ class _Simulation:
         self._average = average_card(base)
         self._load = plan.ratio * sum(len(node.cards) for node in base)  # in cards
         if plan.mix_from_list:
-            self._fleet.learn_all([job.request for job in jobs])
+            self._fleet.scorer.learn_all([job.request for job in jobs])
         self._rng = np.random.default_rng(plan.seed)
         self._sizes = np.array([size_of(job.request, self._average) for job in jobs])
         self._seconds = np.array([job.seconds or 0.0 for job in jobs])

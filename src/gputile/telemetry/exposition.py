@@ -24,6 +24,15 @@ class MetricFamily(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
 
+class MetricFamilies(list[MetricFamily]):
+    """The families of one page, in the order of their definition."""
+
+    def gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
+        """Define a family of the page."""
+        self.append(MetricFamily(name, text, labels))
+        return self[-1]
+
+
 class ExpositionPage:
     """The samples of some families. Samples of one family are written together, in whatever order they are added."""
 
@@ -65,6 +74,8 @@ def escaped(value: str) -> str:
 
 # ---- the scheduler: the whole cluster -------------------------------------------------------------------------------
 
+FAMILIES = MetricFamilies()
+
 NODE = ("node",)
 MODEL = ("model",)
 QUOTA = ("namespace", "model", "kind")
@@ -72,149 +83,105 @@ CARD = ("node", "uuid", "index", "model")
 POD = ("namespace", "pod", "uid", "node", "uuid")
 CONTAINER = ("namespace", "pod", "uid", "container", "node", "uuid")
 
-FREE_CARDS = MetricFamily("gputile_free_gpus", "Free shares of all usable GPUs, summed up, in GPUs.")
-FRAGMENTED_CARDS = MetricFamily(
+FREE_CARDS = FAMILIES.gauge("gputile_free_gpus", "Free shares of all usable GPUs, summed up, in GPUs.")
+FRAGMENTED_CARDS = FAMILIES.gauge(
     "gputile_fragmented_gpus", "Part of the free GPUs that the pods seen so far could not use."
 )
-PENDING_PODS = MetricFamily(
+PENDING_PODS = FAMILIES.gauge(
     "gputile_pending_pods", "Pods pending for GPUs, by namespace and reason.", ("namespace", "reason")
 )
-QUOTA_USED = MetricFamily("gputile_quota_used", "Quota in use: GPUs, memory in bytes, or cores.", QUOTA)
-QUOTA_LIMIT = MetricFamily("gputile_quota_limit", "Limit of the quota, in the same units.", QUOTA)
-SERIES_OMITTED = MetricFamily(
+QUOTA_USED = FAMILIES.gauge("gputile_quota_used", "Quota in use: GPUs, memory in bytes, or cores.", QUOTA)
+QUOTA_LIMIT = FAMILIES.gauge("gputile_quota_limit", "Limit of the quota, in the same units.", QUOTA)
+SERIES_OMITTED = FAMILIES.gauge(
     "gputile_series_omitted", "GPUs and pods without series of their own: see docs/metrics.md.", ("kind",)
 )
 
-MODEL_CARDS = MetricFamily("gputile_model_gpus", "GPUs of the whole cluster, by model and state.", ("model", "state"))
-MODEL_IDLE_CARDS = MetricFamily("gputile_model_idle_gpus", "Usable GPUs without any allocation.", MODEL)
-MODEL_MEMORY = MetricFamily("gputile_model_memory_bytes", "Memory of all GPUs of a model.", MODEL)
-MODEL_MEMORY_ALLOCATED = MetricFamily(
+MODEL_CARDS = FAMILIES.gauge("gputile_model_gpus", "GPUs of the whole cluster, by model and state.", ("model", "state"))
+MODEL_IDLE_CARDS = FAMILIES.gauge("gputile_model_idle_gpus", "Usable GPUs without any allocation.", MODEL)
+MODEL_MEMORY = FAMILIES.gauge("gputile_model_memory_bytes", "Memory of all GPUs of a model.", MODEL)
+MODEL_MEMORY_ALLOCATED = FAMILIES.gauge(
     "gputile_model_memory_allocated_bytes", "Memory of a model's GPUs allocated to pods.", MODEL
 )
-MODEL_CORES_ALLOCATED = MetricFamily(
+MODEL_CORES_ALLOCATED = FAMILIES.gauge(
     "gputile_model_cores_allocated_ratio", "Share of a model's GPU cores allocated to pods.", MODEL
 )
 
-NODE_CARDS = MetricFamily("gputile_node_gpus", "GPUs of a node, by model and state.", ("node", "model", "state"))
-NODE_FAULT = MetricFamily("gputile_node_fault", "1 for a node that is out of use, by reason code.", ("node", "code"))
-NODE_AGENT_ALIVE = MetricFamily(
+NODE_CARDS = FAMILIES.gauge("gputile_node_gpus", "GPUs of a node, by model and state.", ("node", "model", "state"))
+NODE_FAULT = FAMILIES.gauge("gputile_node_fault", "1 for a node that is out of use, by reason code.", ("node", "code"))
+NODE_AGENT_ALIVE = FAMILIES.gauge(
     "gputile_node_agent_alive", "1 while the node's agent renews its Lease, 0 when the Lease is stale.", NODE
 )
-NODE_PODS = MetricFamily("gputile_node_pods", "Pods with GPU allocations on a node.", NODE)
-NODE_FREE_CARDS = MetricFamily(
+NODE_PODS = FAMILIES.gauge("gputile_node_pods", "Pods with GPU allocations on a node.", NODE)
+NODE_FREE_CARDS = FAMILIES.gauge(
     "gputile_node_free_gpus", "Free shares of a node's usable GPUs, summed up, in GPUs.", NODE
 )
-NODE_FRAGMENTED_CARDS = MetricFamily(
+NODE_FRAGMENTED_CARDS = FAMILIES.gauge(
     "gputile_node_fragmented_gpus", "Part of a node's free GPUs that the pods seen so far could not use.", NODE
 )
-NODE_IDLE_CARDS = MetricFamily("gputile_node_idle_gpus", "Usable GPUs of a node without any allocation.", NODE)
-NODE_MEMORY = MetricFamily("gputile_node_memory_bytes", "Memory of all GPUs of a node.", NODE)
-NODE_MEMORY_ALLOCATED = MetricFamily(
+NODE_IDLE_CARDS = FAMILIES.gauge("gputile_node_idle_gpus", "Usable GPUs of a node without any allocation.", NODE)
+NODE_MEMORY = FAMILIES.gauge("gputile_node_memory_bytes", "Memory of all GPUs of a node.", NODE)
+NODE_MEMORY_ALLOCATED = FAMILIES.gauge(
     "gputile_node_memory_allocated_bytes", "GPU memory of a node allocated to pods.", NODE
 )
-NODE_MEMORY_USED = MetricFamily(
+NODE_MEMORY_USED = FAMILIES.gauge(
     "gputile_node_memory_used_bytes", "GPU memory of a node used by pods, where the agent reports it.", NODE
 )
-NODE_CORES_ALLOCATED = MetricFamily(
+NODE_CORES_ALLOCATED = FAMILIES.gauge(
     "gputile_node_cores_allocated_ratio", "Share of a node's GPU cores allocated to pods.", NODE
 )
 
-CARD_USABLE = MetricFamily(
+CARD_USABLE = FAMILIES.gauge(
     "gputile_gpu_usable", "1 for a GPU that can be allocated, 0 for one that is out of use.", CARD
 )
-CARD_PODS = MetricFamily("gputile_gpu_pods", "Pods with an allocation on a GPU.", CARD)
-CARD_MEMORY = MetricFamily("gputile_gpu_memory_bytes", "Memory of a GPU.", CARD)
-CARD_MEMORY_ALLOCATED = MetricFamily("gputile_gpu_memory_allocated_bytes", "Memory of a GPU allocated to pods.", CARD)
-CARD_MEMORY_USED = MetricFamily(
+CARD_PODS = FAMILIES.gauge("gputile_gpu_pods", "Pods with an allocation on a GPU.", CARD)
+CARD_MEMORY = FAMILIES.gauge("gputile_gpu_memory_bytes", "Memory of a GPU.", CARD)
+CARD_MEMORY_ALLOCATED = FAMILIES.gauge("gputile_gpu_memory_allocated_bytes", "Memory of a GPU allocated to pods.", CARD)
+CARD_MEMORY_USED = FAMILIES.gauge(
     "gputile_gpu_memory_used_bytes", "Memory of a GPU used by pods, where the agent reports it.", CARD
 )
-CARD_CORES_ALLOCATED = MetricFamily(
+CARD_CORES_ALLOCATED = FAMILIES.gauge(
     "gputile_gpu_cores_allocated_ratio", "Share of a GPU's cores allocated to pods.", CARD
 )
-CARD_CORES_USED = MetricFamily(
+CARD_CORES_USED = FAMILIES.gauge(
     "gputile_gpu_cores_used_ratio", "Utilization of a GPU by pods, where the driver reports it.", CARD
 )
 
-POD_MEMORY_ALLOCATED = MetricFamily("gputile_pod_memory_allocated_bytes", "Memory of a GPU allocated to a pod.", POD)
-POD_CORES_ALLOCATED = MetricFamily(
+POD_MEMORY_ALLOCATED = FAMILIES.gauge("gputile_pod_memory_allocated_bytes", "Memory of a GPU allocated to a pod.", POD)
+POD_CORES_ALLOCATED = FAMILIES.gauge(
     "gputile_pod_cores_allocated_ratio", "Share of a GPU's cores allocated to a pod.", POD
 )
-CONTAINER_MEMORY_ALLOCATED = MetricFamily(
+CONTAINER_MEMORY_ALLOCATED = FAMILIES.gauge(
     "gputile_container_memory_allocated_bytes", "Memory of a GPU granted to a container.", CONTAINER
 )
-CONTAINER_CORES_ALLOCATED = MetricFamily(
+CONTAINER_CORES_ALLOCATED = FAMILIES.gauge(
     "gputile_container_cores_allocated_ratio", "Share of a GPU's cores granted to a container.", CONTAINER
 )
-CONTAINER_MEMORY_USED = MetricFamily(
+CONTAINER_MEMORY_USED = FAMILIES.gauge(
     "gputile_container_memory_used_bytes", "Memory of a GPU used by a container, where the agent reports it.", CONTAINER
 )
-CONTAINER_CORES_USED = MetricFamily(
+CONTAINER_CORES_USED = FAMILIES.gauge(
     "gputile_container_cores_used_ratio", "Utilization of a GPU by a container, where the driver reports it.", CONTAINER
-)
-
-FAMILIES = (
-    FREE_CARDS,
-    FRAGMENTED_CARDS,
-    PENDING_PODS,
-    QUOTA_USED,
-    QUOTA_LIMIT,
-    SERIES_OMITTED,
-    MODEL_CARDS,
-    MODEL_IDLE_CARDS,
-    MODEL_MEMORY,
-    MODEL_MEMORY_ALLOCATED,
-    MODEL_CORES_ALLOCATED,
-    NODE_CARDS,
-    NODE_FAULT,
-    NODE_AGENT_ALIVE,
-    NODE_PODS,
-    NODE_FREE_CARDS,
-    NODE_FRAGMENTED_CARDS,
-    NODE_IDLE_CARDS,
-    NODE_MEMORY,
-    NODE_MEMORY_ALLOCATED,
-    NODE_MEMORY_USED,
-    NODE_CORES_ALLOCATED,
-    CARD_USABLE,
-    CARD_PODS,
-    CARD_MEMORY,
-    CARD_MEMORY_ALLOCATED,
-    CARD_MEMORY_USED,
-    CARD_CORES_ALLOCATED,
-    CARD_CORES_USED,
-    POD_MEMORY_ALLOCATED,
-    POD_CORES_ALLOCATED,
-    CONTAINER_MEMORY_ALLOCATED,
-    CONTAINER_CORES_ALLOCATED,
-    CONTAINER_MEMORY_USED,
-    CONTAINER_CORES_USED,
 )
 
 # ---- the agent: one node, as reported by its driver -----------------------------------------------------------------
 
+AGENT_FAMILIES = MetricFamilies()
+
 AGENT_CARD = ("uuid", "index", "model")
 AGENT_CONTAINER = ("namespace", "pod", "uid", "container", "uuid")
 
-AGENT_CARD_PROCESSES = MetricFamily(
+AGENT_CARD_PROCESSES = AGENT_FAMILIES.gauge(
     "gputile_agent_gpu_processes", "Processes on a GPU, inside and outside of pods.", AGENT_CARD
 )
-AGENT_CARD_MEMORY_USED = MetricFamily(
+AGENT_CARD_MEMORY_USED = AGENT_FAMILIES.gauge(
     "gputile_agent_gpu_memory_used_bytes", "Memory of a GPU used by all processes.", AGENT_CARD
 )
-AGENT_CARD_CORES_USED = MetricFamily(
+AGENT_CARD_CORES_USED = AGENT_FAMILIES.gauge(
     "gputile_agent_gpu_cores_used_ratio", "Utilization of a GPU by all processes.", AGENT_CARD
 )
-AGENT_CONTAINER_MEMORY_USED = MetricFamily(
+AGENT_CONTAINER_MEMORY_USED = AGENT_FAMILIES.gauge(
     "gputile_agent_container_memory_used_bytes", "Memory of a GPU used by a container's processes.", AGENT_CONTAINER
 )
-AGENT_CONTAINER_CORES_USED = MetricFamily(
+AGENT_CONTAINER_CORES_USED = AGENT_FAMILIES.gauge(
     "gputile_agent_container_cores_used_ratio", "Utilization of a GPU by a container.", AGENT_CONTAINER
-)
-
-AGENT_FAMILIES = (
-    AGENT_CARD_PROCESSES,
-    AGENT_CARD_MEMORY_USED,
-    AGENT_CARD_CORES_USED,
-    AGENT_CONTAINER_MEMORY_USED,
-    AGENT_CONTAINER_CORES_USED,
 )

@@ -12,10 +12,11 @@ from gputile.cli.render.describe import constraint_lines, describe
 from gputile.cli.render.gpushare import gpushare_table, summary
 from gputile.cli.source import ShownNode
 from gputile.dialects.kube_objects import Pod
-from gputile.engine.policies.table import DEFAULT_POLICY, POLICIES
+from gputile.engine.policies.table import POLICIES
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.grants import ContainerGrant
+from gputile.model.policies import DEFAULT_POLICY
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 from gputile.model.units import show_memory
@@ -173,14 +174,7 @@ def _tiles(container: ContainerGrant, named: bool) -> str:
 def _why(outcome: SubmitOutcome) -> str:
     if outcome.fitting == 1:
         return "the only feasible node"
-    reason = {
-        "binpack": "fullest",
-        "spread": "emptiest",
-        "random": "random choice",
-        "topology": "best linked",
-        "fragmentation": "least fragmented",
-    }.get(outcome.policy, "best")
-    return f"{reason} of {outcome.fitting} feasible nodes ({outcome.policy})"
+    return f"{POLICIES[outcome.policy].chosen} of {outcome.fitting} feasible nodes ({outcome.policy})"
 
 
 def _show_pending(outcome: SubmitOutcome) -> None:

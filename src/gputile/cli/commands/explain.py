@@ -22,6 +22,7 @@ from gputile.cli.source import (
 from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DialectSettings
 from gputile.model.errors import InputError
+from gputile.model.policies import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from gputile.cli.explain_model import PodExplanation
@@ -46,7 +47,9 @@ Exit codes: 0 it has its GPUs, or requests none; 1 it is pending, or refused; 2 
 @click.argument("pod", shell_complete=complete_pod)
 @namespace_option
 @output_option()
-@click.option("--policy", default="tiling", show_default=True, help="Policy of the scheduler, to rank the nodes by.")
+@click.option(
+    "--policy", default=DEFAULT_POLICY, show_default=True, help="Policy of the scheduler, to rank the nodes by."
+)
 @unit_option
 @cluster_options
 def command(

@@ -20,6 +20,7 @@ from gputile.engine.policies.table import POLICIES
 from gputile.model.cards import Node
 from gputile.model.decode_errors import file_problem
 from gputile.model.errors import InputError
+from gputile.model.policies import DEFAULT_POLICY
 from gputile.sim.replay import ReplayPlan, ReplayRun, replay
 from gputile.sim.steady_state import SteadyRun, steady
 from gputile.sim.traces import Job, load_jobs, load_nodes
@@ -56,7 +57,7 @@ class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--pods", required=True, type=click.Path(path_type=Path), help="List of pods: openb CSV (.csv, .csv.gz) or YAML."
 )
-@click.option("--policy", default="tiling", show_default=True, help="One or more policies, joined by commas.")
+@click.option("--policy", default=DEFAULT_POLICY, show_default=True, help="One or more policies, joined by commas.")
 @click.option(
     "--ratio", type=click.FloatRange(min=0.01), help="GPU demand divided by capacity. [default: 1.3; 0.95 with --leave]"
 )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gputile.cli.output import say, style
-from gputile.cli.render.terminal import PROGRAMS, emit
+from gputile.cli.output import say
+from gputile.cli.render.terminal import PROGRAMS, emit, table
 from gputile.sim.replay import ReplayRun
 from gputile.sim.steady_state import SteadyRun
 
@@ -71,15 +71,8 @@ def _show(value: dict[str, float | None], *, spread: bool = True) -> str:
 
 
 def _print_table(rows: list[dict[str, str]]) -> None:
-    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
-    first = next(iter(widths))
-
-    def line(row: dict[str, str]) -> str:
-        return "  ".join(row[k].ljust(w) if k == first else row[k].rjust(w) for k, w in widths.items()).rstrip()
-
-    say(style(line({key: key for key in widths}), bold=True))
-    for row in rows:
-        say(line(row))
+    header = list(rows[0])
+    say(*table(header, [list(row.values()) for row in rows], right=range(1, len(header))))
 
 
 def _write_runs(out: Path, rows: dict[str, list[ReplayRun]]) -> None:

@@ -121,12 +121,8 @@ class FleetArrays:
         self._cpu[row] -= sign * cpu
         self._host[row] -= sign * memory
 
-    def free_shares(self) -> dict[str, int]:
-        """By node: the free share of its usable cards, in `shares.CARD`."""
-        return {name: int(self._share[row]) for name, row in self._rows.items()}
-
     def free_shares_of(self, names: Iterable[str]) -> list[int]:
-        """The same for these nodes, which must all be known, in their order."""
+        """The free share of the usable cards of these nodes, in `shares.CARD` and in their order; all must be known."""
         return [int(self._share[self._rows[name]]) for name in names]
 
     def card_count(self) -> int:

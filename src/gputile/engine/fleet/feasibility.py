@@ -5,7 +5,8 @@ the other does not need. All other requests are tried greedily on all nodes toge
 although each unit alone fits are left to the scalar search.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -18,6 +19,9 @@ from gputile.model.requests import Constraints, ContainerRequest, Strength
 
 Rows = NDArray[np.intp]
 
+SEARCHES = 32  # requests with search results
+SEARCHED = 2_000  # states of cards, for one request
+
 
 class SearchContext:
     """The search budget of one query about many nodes, and the nodes (rows) that it did not suffice for."""
@@ -25,6 +29,27 @@ class SearchContext:
     def __init__(self, budget: SearchBudget) -> None:
         self.budget = budget
         self.unsearched: set[int] = set()
+
+
+SearchResults = dict[Hashable, bool | None]
+"""By the state of a node's cards: whether the pod fits on them; None: there are too many ways to search."""
+
+
+class SearchCache:
+    """Search results by request, in order of last use. They depend on the cards only and never become invalid, so a
+    second query about the same pod continues the search instead of repeating it."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, SearchResults] = OrderedDict()
+
+    def of(self, request: Hashable) -> SearchResults:
+        results = self._known.setdefault(request, {})
+        if len(results) > SEARCHED:
+            results.clear()
+        self._known.move_to_end(request)
+        if len(self._known) > SEARCHES:
+            self._known.popitem(last=False)
+        return results
 
 
 class FeasibilityQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """The fleet: which nodes fit, which are best, and why the others do not fit, for all nodes at once.
 
 `Fleet.best` answers a filter call, `Fleet.place` chooses the cards, `Fleet.refusals` gives the reasons. `hold` and
-`release` keep the arrays up to date, `learn` counts the pods that arrive. It runs in one thread and does no I/O.
+`release` keep the arrays up to date, `Fleet.scorer` learns from the pods that arrive. It runs in one thread and does no
+I/O.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,6 +14,7 @@ from gputile.engine.fleet.arrays import FleetArrays
 from gputile.engine.fleet.feasibility import (
     FeasibilityQuery,
     Rows,
+    SearchCache,
     SearchContext,
     cards_that_fit,
     is_simple,
@@ -21,7 +23,7 @@ from gputile.engine.fleet.feasibility import (
 )
 from gputile.engine.fleet.free_arrays import FreeArrays, Ints, Mask
 from gputile.engine.fleet.reasons import CODES, CardFacts, FirstMisses, add_misses
-from gputile.engine.fleet.score_cache import CardChoiceCache, NodeScores, ScoreCache, SearchCache
+from gputile.engine.fleet.score_cache import ignores_names
 from gputile.engine.placement.place import Placement, place, placed, searched
 from gputile.engine.placement.shares import CARD, ask_share
 from gputile.engine.placement.topology import closeness, closest, cost_of_closest, largest_linked
@@ -30,9 +32,7 @@ from gputile.engine.policies.fragmentation import Fragments, NodeArrays
 from gputile.engine.policies.scoring import Scorer
 from gputile.engine.policies.table import POLICIES, RemainingCapacity, Scores, first_named, mixed
 from gputile.engine.policies.workload_model import (
-    LearntModel,
     Supply,
-    TrainingData,
     WorkloadModel,
     WorkloadTables,
     tables,
@@ -56,8 +56,7 @@ LINKED_STEPS = 16
 """The cost of counting the linked cards of one node, in steps."""
 
 FEW = 4
-"""Up to this many names are looked up one by one, and up to this many nodes are scored one by one: all of them together
-cost as much as about five."""
+"""Up to this many names are looked up one by one; a mask of all names costs as much as about five."""
 
 KEEP = 16
 """How many equally good nodes `best` returns at most."""
@@ -68,8 +67,8 @@ class Fleet(FleetArrays):
 
     def __init__(self) -> None:
         super().__init__()
-        self._scorer = Scorer(self)
-        self._score_cache, self._choice_cache, self._search_cache = ScoreCache(), CardChoiceCache(), SearchCache()
+        self.scorer = Scorer(self)
+        self._search_cache = SearchCache()
         self._last: tuple[int, PodRequest, SearchContext, Mask] | None = None  # generation, request, context, result
 
     # ---- queries ----------------------------------------------------------------------------------------------------
@@ -104,8 +103,8 @@ class Fleet(FleetArrays):
         chosen, units = POLICIES[name], split(request)
         if not fitting.any():
             return np.full(len(fitting), -np.inf)
-        if chosen.learns:
-            return self._scorer.scores_where(fitting, request, name)
+        if chosen.learnt:
+            return self.scorer.scores_where(fitting, request, name)
         n = len(self._nodes)
         sums = RemainingCapacity(
             cpu_left=(self._cpu[:n] - request.cpu).astype(np.float64),
@@ -142,7 +141,7 @@ class Fleet(FleetArrays):
 
         Ties come in the order in which nodes were added, or shuffled by the seed.
         """
-        scores = self._cached_scores(request, policy, seed, budget)
+        scores = self._scores_now(request, policy, seed, budget)
         top = scores.max(initial=-np.inf)
         if top == -np.inf:
             return []
@@ -155,38 +154,12 @@ class Fleet(FleetArrays):
         ties = ties[np.argsort(-scores[ties], kind="stable")]
         return [self._name(row) for row in ties[:keep].tolist()]
 
-    def _cached_scores(self, request: PodRequest, policy: str | None, seed: int, budget: SearchBudget | None) -> Scores:
+    def _scores_now(self, request: PodRequest, policy: str | None, seed: int, budget: SearchBudget | None) -> Scores:
         """By row: the score, -inf where the pod does not fit. Read-only: it may be the cached array."""
         name = first_named(request.constraints.node_policy, policy)
-        if not (POLICIES[name].learns and is_simple(split(request), request.constraints)):
-            return self.scores(request, self.fits(request, budget), policy, seed, budget)
-        known = self._score_cache.of(request, name, self._basis(), len(self._nodes))
-        if known.generation != self._generation:
-            self._update_scores(known, request, name)
-            known.generation = self._generation
-        return known.scores
-
-    def _update_scores(self, known: NodeScores, request: PodRequest, policy: str) -> None:
-        """Score the nodes that changed. If they are few, states that were scored before are not scored again."""
-        rows = self.touched_since(known.generation)
-        if len(rows) > FEW or not _ignores_names(request.constraints):
-            known.scores[rows] = self._scored(request, policy, rows)
-            return
-        for row in rows.tolist():
-            state = self.state(row)
-            score = known.states.get(state)
-            if score is None:
-                score = float(self._scored(request, policy, np.array([row]))[0])
-                known.keep(state, score)
-            known.scores[row] = score
-
-    def _scored(self, request: PodRequest, policy: str, rows: Rows) -> Scores:
-        fitting = self._fits(request, self.grid().columns(rows), rows)
-        return np.where(fitting, self._scorer.scores(request, policy, rows), -np.inf)
-
-    def _basis(self) -> tuple[int, int]:
-        """What scores depend on besides the node: the learnt tables, and the size of the average card."""
-        return self._scorer.lessons(), self.average_card()
+        if POLICIES[name].learnt and is_simple(split(request), request.constraints):
+            return self.scorer.scores(request, name)
+        return self.scores(request, self.fits(request, budget), policy, seed, budget)
 
     def _are_named(self, rows: Rows, among: Collection[str]) -> bool:
         """Whether these nodes are among the names: a few are looked up one by one, which is cheaper than a mask of all
@@ -205,16 +178,16 @@ class Fleet(FleetArrays):
         row = self._rows[name]
         node = self._known(row)
         chosen = first_named(request.constraints.card_policy, node.card_policy, policy)
-        if not POLICIES[chosen].learns:
+        if not POLICIES[chosen].learnt:
             return place(request, self._view(row), policy, seed, budget=budget)
-        alike = (chosen, request, self.state(row)) if _requests_any_one_card(request) else None
-        card = self._choice_cache.get(alike, self._basis()) if alike else None
-        if card is not None:
-            return placed(request, node, card)
-        learnt = self._scorer.card_scores_on(request, row, chosen)
+        choices = self.scorer.choices(request, chosen) if _requests_any_one_card(request) else None
+        state = self.state(row)
+        if choices is not None and state in choices:
+            return placed(request, node, choices[state])
+        learnt = self.scorer.card_scores_on(request, row, chosen)
         answer = place(request, self._view(row), policy, seed, learnt, budget)
-        if alike and isinstance(answer, Placement):
-            self._choice_cache.keep(alike, self._places[row][answer.containers[0].tiles[0].uuid])
+        if choices is not None and isinstance(answer, Placement):
+            choices[state] = self._places[row][answer.containers[0].tiles[0].uuid]
         return answer
 
     def refusals(
@@ -238,44 +211,7 @@ class Fleet(FleetArrays):
                 refusals.append(Refusal(name, code, requested, found, bool(resolvable[row])))
         return refusals
 
-    # ---- learning ---------------------------------------------------------------------------------------------------
-
-    def learn(self, request: PodRequest) -> None:
-        """Count a pod that arrived. Cheap; `refresh` does the expensive part outside the hot path."""
-        self._scorer.observe(request)
-
-    def refresh(self) -> None:
-        """Update the learnt tables, if that is due."""
-        self._scorer.refresh()
-
-    def prepare(self) -> WorkloadTables:
-        """The tables that `refresh` would make, beside those in use; pass them to `adopt` later."""
-        return self._scorer.prepare()
-
-    def adopt(self, learnt: WorkloadTables | LearntModel) -> None:
-        self._scorer.adopt(learnt)
-
-    def is_lesson_due(self) -> bool:
-        return self._scorer.is_due()
-
-    def lesson(self) -> TrainingData:
-        """The data that `refresh` would learn from: study it in a thread and `adopt` the result here."""
-        return self._scorer.lesson()
-
-    def lesson_from(self, requests: Iterable[PodRequest]) -> TrainingData:
-        """The same from these pods only, as in `relearn`."""
-        return self._scorer.lesson_from(requests)
-
-    def refresh_prices(self) -> None:
-        self._scorer.refresh_prices()
-
-    def relearn(self, requests: Iterable[PodRequest]) -> None:
-        """After a restart: forget everything, and learn from the pods of the cluster."""
-        self._scorer.relearn(requests)
-
-    def learn_all(self, requests: list[PodRequest]) -> None:
-        """Take the mix of a whole list, as the literature does, and stop learning."""
-        self._scorer.learn_all(requests)
+    # ---- what is free -----------------------------------------------------------------------------------------------
 
     def free_cards(self) -> float:
         """The sum of the free shares of all usable cards."""
@@ -283,12 +219,12 @@ class Fleet(FleetArrays):
 
     def fragmentation(self) -> float:
         """Idle GPU that the learnt workload could not use, in cards."""
-        return self._fragment(self._scorer.tables())
+        return self._fragment(self.scorer.tables())
 
     def fragments(self, names: Sequence[str]) -> list[float]:
         """The same for these nodes, which must all be known, in their order."""
         rows = np.array([self._rows[name] for name in names], dtype=np.intp)
-        fragments: list[float] = Fragments(self.node_arrays(rows), self._scorer.tables()).now.tolist()
+        fragments: list[float] = Fragments(self.node_arrays(rows), self.scorer.tables()).now.tolist()
         return fragments
 
     def fragment_meter(self, requests: list[PodRequest]) -> Callable[[], float]:
@@ -471,6 +407,10 @@ class Fleet(FleetArrays):
 
     # ---- arrays for the scorer --------------------------------------------------------------------------------------
 
+    def fits_on(self, request: PodRequest, rows: Rows) -> Mask:
+        """The same as `fits` for these rows, for a request that `is_simple`."""
+        return self._fits(request, self.grid().columns(rows), rows)
+
     def node_arrays(self, rows: Rows) -> NodeArrays:
         return NodeArrays(share=self._card_share[:, rows], model=self._model[:, rows], cpu=self._cpu[rows])
 
@@ -547,13 +487,8 @@ def _context(budget: SearchBudget | None) -> SearchContext:
 def _requests_any_one_card(request: PodRequest) -> bool:
     """Whether it requests one tile on any card, so that neighbours, links and names do not matter."""
     rule, units = request.constraints, split(request)
-    any_card = _ignores_names(rule) and (rule.numa, rule.links) == (Strength.NO, Strength.NO)
+    any_card = ignores_names(rule) and (rule.numa, rule.links) == (Strength.NO, Strength.NO)
     return any_card and len(units) == 1 and units[0].cards == 1
-
-
-def _ignores_names(rule: Constraints) -> bool:
-    """Whether nodes that differ in names only are equal for these constraints."""
-    return not (rule.uuids or rule.not_uuids)
 
 
 def _without_host(request: PodRequest) -> PodRequest:

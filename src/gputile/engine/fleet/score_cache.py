@@ -1,8 +1,9 @@
-"""Caches of the fleet: scores, chosen cards and search results by request, kept for as long as they are valid.
+"""The cache of scores: what the policies that learn know about each request.
 
-`ScoreCache` has the scores of all nodes by request; only nodes that changed are scored again. Nodes of one kind in one
-state are alike, and most states were seen before, so scores and chosen cards are also kept by state. `SearchCache` has
-search results by the state of the cards. Decisions are made in `feasibility`, `policies` and `placement`.
+One rule says what is valid. Scores depend on the node and on the learnt tables: a node that changed since the
+`generation` of the scores is scored again, and new tables empty the cache. Prices of models and the size of the average
+card are no part of cached scores; `scoring` adds them when it reads. A chosen card does depend on prices, so new prices
+drop the choices. The cache decides nothing.
 """
 
 from collections import OrderedDict
@@ -10,93 +11,55 @@ from collections.abc import Hashable
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from gputile.engine.policies.table import Scores
-from gputile.model.requests import PodRequest
+from gputile.model.requests import Constraints, PodRequest
 
-REQUESTS = 64  # requests whose scores are kept; one number per node each
-STATES = 5_000  # states of nodes, for one request
-CHOICES = 20_000
-SEARCHES = 32  # requests with search results
-SEARCHED = 2_000  # states of cards, for one request
+REQUESTS = 256  # one number per card and node each
+STATES = 1_000  # states of nodes, for one request
 
 State = tuple[int, bytes]
 """Everything that an answer about a node depends on, except names."""
 
 
-class NodeScores(msgspec.Struct):
-    """By row: the score of the node for one request, minus infinity where it does not fit; valid at this generation."""
+class CachedScores(msgspec.Struct):
+    """The scores of one request on all nodes at this generation of the fleet. Nodes of one kind in one state are alike,
+    and most states recur, so scores and chosen cards are also kept by state."""
 
-    scores: Scores
+    nodes: NDArray[np.float64]  # minus infinity where the pod does not fit, if that can be counted (`is_simple`)
+    cards: NDArray[np.float32]  # card x node, for a pod with a single unit
     generation: int = -1
-    states: dict[State, float] = msgspec.field(default_factory=dict)
-
-    def keep(self, state: State, score: float) -> None:
-        if len(self.states) >= STATES:
-            self.states.clear()
-        self.states[state] = score
+    states: dict[State, tuple[float, NDArray[np.float32]]] = msgspec.field(default_factory=dict)
+    choices: dict[State, int] = msgspec.field(default_factory=dict)  # the position of the chosen card
 
 
 class ScoreCache:
-    """The scores of all nodes by request and policy, in order of last use."""
+    """The scores by request, in order of last use."""
 
     def __init__(self) -> None:
-        self._basis: Hashable = None
-        self._known: OrderedDict[Hashable, NodeScores] = OrderedDict()
+        self._known: OrderedDict[Hashable, CachedScores] = OrderedDict()
 
-    def of(self, request: PodRequest, policy: str, basis: Hashable, nodes: int) -> NodeScores:
-        """`basis`: what all scores depend on besides the nodes; when it changes, all scores are invalid."""
-        if basis != self._basis:
-            self._basis = basis
-            self._known.clear()
-        key = (policy, kind_of(request))
+    def of(self, key: Hashable, shape: tuple[int, int]) -> CachedScores:
+        """`shape`: how many cards and nodes the fleet has."""
         known = self._known.get(key)
-        if known is None or len(known.scores) != nodes:
-            known = self._known[key] = NodeScores(np.full(nodes, -np.inf))
+        if known is None or known.cards.shape != shape:
+            known = self._known[key] = CachedScores(np.zeros(shape[1]), np.zeros(shape, dtype=np.float32))
             if len(self._known) > REQUESTS:
                 self._known.popitem(last=False)
+        for by_state in (known.states, known.choices):
+            if len(by_state) > STATES:
+                by_state.clear()
         self._known.move_to_end(key)
         return known
 
+    def clear(self) -> None:
+        """The learnt tables are new."""
+        self._known.clear()
 
-class CardChoiceCache:
-    """The position of the chosen card by request, policy and state of the node."""
-
-    def __init__(self) -> None:
-        self._basis: Hashable = None
-        self._known: dict[Hashable, int] = {}
-
-    def get(self, key: Hashable, basis: Hashable) -> int | None:
-        if basis != self._basis:
-            self._basis = basis
-            self._known.clear()
-        return self._known.get(key)
-
-    def keep(self, key: Hashable, card: int) -> None:
-        if len(self._known) >= CHOICES:
-            self._known.clear()
-        self._known[key] = card
-
-
-SearchResults = dict[Hashable, bool | None]
-"""By the state of a node's cards: whether the pod fits on them; None: there are too many ways to search."""
-
-
-class SearchCache:
-    """Search results by request, in order of last use. They depend on the cards only and never become invalid, so a
-    second query about the same pod continues the search instead of repeating it."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, SearchResults] = OrderedDict()
-
-    def of(self, request: Hashable) -> SearchResults:
-        results = self._known.setdefault(request, {})
-        if len(results) > SEARCHED:
-            results.clear()
-        self._known.move_to_end(request)
-        if len(self._known) > SEARCHES:
-            self._known.popitem(last=False)
-        return results
+    def drop_choices(self) -> None:
+        """The prices are new."""
+        for known in self._known.values():
+            known.choices.clear()
 
 
 def kind_of(request: PodRequest) -> Hashable:
@@ -105,3 +68,8 @@ def kind_of(request: PodRequest) -> Hashable:
     rule = request.constraints
     facts = (rule.models, rule.not_models, rule.uuids, rule.not_uuids, rule.modes, rule.idle, rule.allowance)
     return (request.slots, request.together, request.cpu, request.memory, asks, facts)
+
+
+def ignores_names(rule: Constraints) -> bool:
+    """Whether nodes in one state are equal for these constraints."""
+    return not (rule.uuids or rule.not_uuids)

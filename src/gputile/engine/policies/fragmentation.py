@@ -3,7 +3,8 @@
 For one task the fragment of a node is all its idle GPU if the task does not fit there (CPU, number of cards with enough
 free share, model) or requests no GPU; otherwise the idle parts of the cards that are too small for it. The fragment of
 a node is the mean over the learnt tasks. The *gain* of a placement is the fragment before minus the fragment after, in
-cards.
+cards. As a policy (FGD as published), the gain is a node's score; of several containers the one with the most cards
+decides.
 
 All functions work on several nodes at once: cards x nodes, and tasks x nodes.
 """
@@ -34,7 +35,7 @@ class Fragments:
     """The current fragment of some nodes, and how placements would change it."""
 
     def __init__(self, arrays: NodeArrays, tables: WorkloadTables) -> None:
-        self.arrays, self._tables = arrays, tables
+        self.arrays, self.tables = arrays, tables
         self._accepted = None if tables.accepts is None else tables.accepts[:, arrays.model]  # task x card x node
         fits = arrays.share[None] >= np.maximum(tables.share, 1)[:, None, None]
         self._fits = fits if self._accepted is None else fits & self._accepted
@@ -45,7 +46,7 @@ class Fragments:
 
     def _mean(self, count: NDArray[np.int32], small: Longs, idle: Longs, cpu: Longs) -> Floats:
         """The fragment, in cards, given by task how many cards fit it and what is idle on the others."""
-        tables, by_task = self._tables, (slice(None), *(None,) * cpu.ndim)
+        tables, by_task = self.tables, (slice(None), *(None,) * cpu.ndim)
         lost = (count < tables.cards[by_task]) | (cpu < tables.cpu[by_task]) | (tables.cards == 0)[by_task]
         fragment: Floats = tables.weight @ np.where(lost, idle, small).reshape(len(tables.weight), -1)
         return fragment.reshape(cpu.shape) / CARD
@@ -60,7 +61,7 @@ class Fragments:
     def _gain_on(self, cards: slice, left: Ints, tile: Ints, cpu: int) -> Floats:
         """Card x node, for these cards. On few nodes all cards at once, because the call itself costs more than the
         work."""
-        arrays, tables = self.arrays, self._tables
+        arrays, tables = self.arrays, self.tables
         fits = left[None, cards] >= np.maximum(tables.share, 1)[:, None, None]
         if self._accepted is not None:
             fits &= self._accepted[:, cards]
@@ -83,3 +84,21 @@ class Fragments:
     def gain_of_cpu(self, cpu: int) -> Floats:
         """Node: the (negative) gain of a pod that takes CPU only."""
         return self.now - self._mean(self._count, self._small, self._idle, self.arrays.cpu - cpu)
+
+
+# ---- the policy -----------------------------------------------------------------------------------------------------
+
+
+def tile_scores(fragments: Fragments, tile: Ints, gain: Floats) -> Floats:
+    """Card x node: the score of a tile."""
+    return logistic(gain)
+
+
+def cpu_pod_scores(fragments: Fragments, cpu: int, starved: bool) -> Floats:
+    """Node: the score of a pod without GPU."""
+    return logistic(fragments.gain_of_cpu(cpu))
+
+
+def logistic(gain: Floats) -> Floats:
+    """Whole percent of a logistic curve, so that many nodes tie."""
+    return np.floor(100.0 / (1.0 + np.exp(-gain)))

@@ -4,21 +4,19 @@
 workload. It reads the arrays of the fleet and never changes them.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from gputile.engine.fleet.feasibility import Rows
+from gputile.engine.fleet.feasibility import Rows, is_simple
 from gputile.engine.fleet.free_arrays import Ints, Mask
-from gputile.engine.fleet.score_cache import kind_of
+from gputile.engine.fleet.score_cache import CachedScores, ScoreCache, State, ignores_names, kind_of
 from gputile.engine.placement.shares import CARD, ask_share
 from gputile.engine.placement.units import PlacementUnit, split
-from gputile.engine.policies import tiling
 from gputile.engine.policies.fragmentation import Floats, Fragments, NodeArrays
+from gputile.engine.policies.table import MOST_UNITS, POLICIES, LearntScores
 from gputile.engine.policies.workload_model import (
     PRICE_EVERY,
     LearntModel,
@@ -33,9 +31,8 @@ from gputile.engine.policies.workload_model import (
 )
 from gputile.model.requests import PodRequest, Role
 
-MOST_CACHED = 256  # requests
-MOST_UNITS = 4  # placement units of one pod that are scored; the hardest ones
 SCORED = 4096  # units times nodes, for a pod with more units than that: about 30 ms
+FEW = 4  # up to so many changed nodes are looked up by state, which is then cheaper than scoring them all
 
 
 class FleetView(Protocol):
@@ -44,6 +41,8 @@ class FleetView(Protocol):
     def node_arrays(self, rows: Rows) -> NodeArrays: ...
     def tile_share(self, unit: PlacementUnit, rows: Rows) -> Ints: ...
     def cards_for(self, unit: PlacementUnit, request: PodRequest, rows: Rows) -> Mask: ...
+    def fits_on(self, request: PodRequest, rows: Rows) -> Mask: ...
+    def state(self, row: int) -> State: ...
     def touched_since(self, generation: int) -> Rows: ...
     def generation(self) -> int: ...
     def supply(self) -> Supply: ...
@@ -63,14 +62,6 @@ class RequestScores(msgspec.Struct):
     size: Floats = msgspec.field(default_factory=lambda: np.zeros(0))  # by node: the cards that the unit takes
 
 
-class CachedScores(msgspec.Struct):
-    """Scores of one request on all nodes, valid at this generation of the fleet."""
-
-    nodes: Floats
-    cards: NDArray[np.float32]
-    generation: int = -1
-
-
 class Scorer:
     """Learns the workload of a fleet and scores nodes and cards with it."""
 
@@ -82,8 +73,7 @@ class Scorer:
         self._fixed = False  # the workload was given by `learn_all`, and is not learnt
         self._priced_at = 0  # arrivals
         self._starved = False
-        self._learnt_count = 0
-        self._cached: OrderedDict[tuple[object, ...], CachedScores] = OrderedDict()
+        self._cache = ScoreCache()
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 
@@ -109,7 +99,7 @@ class Scorer:
             self._price()
 
     def lesson(self) -> TrainingData:
-        """The data that `refresh` would learn from, to be studied elsewhere and adopted later."""
+        """The data that `refresh` would learn from: study it in a thread and `adopt` the result here."""
         self._learner.begin()
         return TrainingData(dict(self._learner.asked()), self._fleet.supply())
 
@@ -118,7 +108,7 @@ class Scorer:
         return TrainingData({}, self._fleet.supply(), tuple(requests), self._fleet.average_card())
 
     def prepare(self) -> WorkloadTables:
-        """New tables beside the old ones; may be made elsewhere and adopted later."""
+        """New tables beside those in use; pass them to `adopt` later."""
         return self._learner.prepare(self._fleet.supply())
 
     def adopt(self, new: WorkloadTables | LearntModel) -> None:
@@ -126,10 +116,11 @@ class Scorer:
             self._learner = new.learner or self._learner
             new = new.tables
         self._tables = new
-        self._cached.clear()
+        self._cache.clear()
         self._price()
 
     def relearn(self, requests: Iterable[PodRequest]) -> None:
+        """After a restart: forget everything, and learn from the pods of the cluster."""
         self.adopt(self.lesson_from(requests).study())
 
     def learn_all(self, requests: list[PodRequest]) -> None:
@@ -142,7 +133,7 @@ class Scorer:
 
     def _price(self) -> None:
         supply = self._fleet.supply()
-        self._learnt_count += 1
+        self._cache.drop_choices()
         self._priced_at = self._learner.arrivals
         self._prices = model_prices(self._learner.asked(), supply)
         asked = cpu_asked_per_card(self._learner.asked())
@@ -161,26 +152,21 @@ class Scorer:
 
     # ---- scores ----------------------------------------------------------------------------------------------------
 
-    def lessons(self) -> int:
-        """Counts the updates of what was learnt: while it is the same, unchanged nodes keep their scores."""
-        self.tables()
-        return self._learnt_count
-
-    def scores(self, request: PodRequest, policy: str, rows: Rows | None = None) -> Floats:
-        """By row (of these rows, or of all): the node's score; undefined where the pod does not fit."""
-        selected = slice(None) if rows is None else rows
-        known = self._up_to_date(request, policy).nodes[selected]
-        scarcity = self._scarcity(request, policy, selected)
+    def scores(self, request: PodRequest, policy: str) -> Floats:
+        """By row: the node's score. Where the pod does not fit it is minus infinity for a request that `is_simple`, and
+        undefined for others."""
+        known = self._up_to_date(request, policy).nodes
+        scarcity = self._scarcity(request, policy, slice(None))
         return known if scarcity is None else known - scarcity
 
     def _scarcity(self, request: PodRequest, policy: str, rows: Rows | slice) -> Floats | None:
         """By row: the penalty for scarce cards; None where it does not apply."""
-        average = self._fleet.average_card()
+        weight, average = _learnt(policy).scarcity, self._fleet.average_card()
         main = [ask for ask in request.asks if ask.role is not Role.INIT]
         size = sum(ask.cards * ask_share(ask, average) for ask in main) / CARD
-        if policy != "tiling" or not size:
+        if not weight or not size:
             return None
-        return np.asarray(tiling.SCARCITY * size * self._fleet.node_prices(self._prices)[rows])
+        return np.asarray(weight * size * self._fleet.node_prices(self._prices)[rows])
 
     def scores_where(self, fitting: Mask, request: PodRequest, policy: str) -> Floats:
         """By row: the score where the pod fits, minus infinity elsewhere.
@@ -194,8 +180,7 @@ class Scorer:
         rows = np.flatnonzero(fitting)
         closely = self._fleet.fullest(rows, SCORED // MOST_UNITS)
         answer = np.full(len(fitting), -np.inf)
-        current = self.tables()
-        scores = RULES[policy](request, self._fleet, closely, current, self._starved).nodes
+        scores = self._pod_on(request, policy, closely).scores(self._starved).nodes
         scarcity = self._scarcity(request, policy, closely)
         scores = scores if scarcity is None else scores - scarcity
         answer[rows] = scores.min() - 1.0
@@ -208,107 +193,96 @@ class Scorer:
         if len(units) == 1:
             known: Floats = self._up_to_date(request, policy).cards[:, row].astype(np.float64)
             return lambda unit: self._priced(known, unit, row, policy)
-        rows = np.array([row])
-        fragments = Fragments(self._fleet.node_arrays(rows), self.tables())
-
-        def scores(unit: PlacementUnit) -> list[float]:
-            scored = _unit_scores(unit, request, self._fleet, rows, fragments, self.tables(), policy, request.cpu)
-            return self._priced(scored.cards[:, 0], unit, row, policy)
-
-        return scores
+        pod = self._pod_on(request, policy, np.array([row]))
+        return lambda unit: self._priced(pod.unit_scores(unit, request.cpu).cards[:, 0], unit, row, policy)
 
     def _priced(self, scores: Floats, unit: PlacementUnit, row: int, policy: str) -> list[float]:
-        if policy == "tiling":
-            scores = scores - tiling.SCARCITY * self._fleet.card_prices(unit, row, self._prices)
+        weight = _learnt(policy).scarcity
+        if weight:
+            scores = scores - weight * self._fleet.card_prices(unit, row, self._prices)
         return [float(score) for score in scores]
 
+    def choices(self, request: PodRequest, policy: str) -> dict[State, int]:
+        """By state of a node: the position of the card that was chosen there, at the present prices."""
+        return self._cached(request, policy).choices
+
     def _up_to_date(self, request: PodRequest, policy: str) -> CachedScores:
-        current = self.tables()  # before the key: new tables clear the cached scores
-        key = _key(request, policy, self._starved)
-        known = self._cached.get(key)
-        shape = self._fleet.shape()
-        if known is None or known.cards.shape != shape:
-            known = self._cached[key] = CachedScores(np.zeros(shape[1]), np.zeros(shape, dtype=np.float32))
-            if len(self._cached) > MOST_CACHED:
-                self._cached.popitem(last=False)
-        if known.generation != self._fleet.generation() and len(rows := self._fleet.touched_since(known.generation)):
-            fresh = RULES[policy](request, self._fleet, rows, current, self._starved)
-            known.nodes[rows], known.cards[:, rows] = fresh.nodes, fresh.cards
+        known = self._cached(request, policy)
+        if known.generation != self._fleet.generation():
+            self._update(known, request, policy)
             known.generation = self._fleet.generation()
-        self._cached.move_to_end(key)
         return known
 
+    def _cached(self, request: PodRequest, policy: str) -> CachedScores:
+        self.tables()  # new tables empty the cache
+        simple = is_simple(split(request), request.constraints)
+        return self._cache.of((policy, self._starved, simple, kind_of(request)), self._fleet.shape())
 
-def _key(request: PodRequest, policy: str, starved: bool) -> tuple[object, ...]:
-    return (policy, starved, kind_of(request))
+    def _update(self, known: CachedScores, request: PodRequest, policy: str) -> None:
+        """Score the nodes that changed. If they are few, states that were scored before are not scored again."""
+        rows = self._fleet.touched_since(known.generation)
+        if len(rows) > FEW or not ignores_names(request.constraints):
+            known.nodes[rows], known.cards[:, rows] = self._scored(request, policy, rows)
+            return
+        state_of = {row: self._fleet.state(row) for row in rows.tolist()}
+        new = [row for row, state in state_of.items() if state not in known.states]
+        if new:
+            nodes, cards = self._scored(request, policy, np.array(new))
+            for column, row in enumerate(new):
+                known.states[state_of[row]] = float(nodes[column]), cards[:, column].astype(np.float32)
+        for row, state in state_of.items():
+            known.nodes[row], known.cards[:, row] = known.states[state]
 
+    def _scored(self, request: PodRequest, policy: str, rows: Rows) -> tuple[Floats, Floats]:
+        fresh = self._pod_on(request, policy, rows).scores(self._starved)
+        if not is_simple(split(request), request.constraints):
+            return fresh.nodes, fresh.cards
+        return np.where(self._fleet.fits_on(request, rows), fresh.nodes, -np.inf), fresh.cards
 
-# ---- the rules: scores of some nodes --------------------------------------------------------------------------------
-
-Rule = Callable[[PodRequest, FleetView, Rows, WorkloadTables, bool], RequestScores]
-
-
-def _scored(units: Sequence[PlacementUnit]) -> list[PlacementUnit]:
-    """The units that decide the score, in the pod's order."""
-    hardest = sorted(range(len(units)), key=lambda number: units[number].hardness(), reverse=True)[:MOST_UNITS]
-    return [units[number] for number in sorted(hardest)]
-
-
-def _tiling(request: PodRequest, fleet: FleetView, rows: Rows, current: WorkloadTables, starved: bool) -> RequestScores:
-    arrays, units = fleet.node_arrays(rows), _scored(split(request))
-    fragments = Fragments(arrays, current)
-    if not units:
-        return RequestScores(
-            tiling.cpu_pod_scores(arrays, request.cpu, current, fragments, starved=starved),
-            np.zeros(arrays.share.shape),
-        )
-    parts = [  # the CPU of the pod counts once
-        _unit_scores(unit, request, fleet, rows, fragments, current, "tiling", 0 if number else request.cpu)
-        for number, unit in enumerate(units)
-    ]
-    size = sum((part.size for unit, part in zip(units, parts, strict=True) if 0 in unit.phases()), np.zeros(len(rows)))
-    nodes = tiling.node_scores(arrays, size, request.cpu, current)
-    return RequestScores(sum((part.nodes for part in parts), nodes), parts[0].cards)
+    def _pod_on(self, request: PodRequest, policy: str, rows: Rows) -> "_PodOnNodes":
+        return _PodOnNodes(request, _learnt(policy), self._fleet, rows, self.tables())
 
 
-def _fragmentation(
-    request: PodRequest, fleet: FleetView, rows: Rows, current: WorkloadTables, starved: bool
-) -> RequestScores:
-    """FGD as published; of several containers the one with the most cards decides."""
-    arrays, units = fleet.node_arrays(rows), split(request)
-    fragments = Fragments(arrays, current)
-    if not units:
-        return RequestScores(_logistic(fragments.gain_of_cpu(request.cpu)), np.zeros(arrays.share.shape))
-    unit = max(units, key=lambda unit: unit.cards)
-    return _unit_scores(unit, request, fleet, rows, fragments, current, "fragmentation", request.cpu)
+def _learnt(policy: str) -> LearntScores:
+    learnt = POLICIES[policy].learnt
+    assert learnt is not None, "the policy does not learn"
+    return learnt
 
 
-def _unit_scores(
-    unit: PlacementUnit,
-    request: PodRequest,
-    fleet: FleetView,
-    rows: Rows,
-    fragments: Fragments,
-    current: WorkloadTables,
-    policy: str,
-    cpu: int,
-) -> RequestScores:
-    """One unit by itself: by card, and by node the sum over the best cards that fit."""
-    arrays = fragments.arrays
-    if unit.exclusive:
-        gain = fragments.gain_of_whole_cards(unit.cards, cpu)
-        nodes = tiling.GAIN * gain if policy == "tiling" else _logistic(gain)
-        return RequestScores(nodes, np.zeros(arrays.share.shape), np.full(len(rows), float(unit.cards)))
-    tile, fitting = fleet.tile_share(unit, rows), fleet.cards_for(unit, request, rows)
-    gain = fragments.gain_of_tiles(tile, cpu)
-    cards = tiling.tile_scores(arrays, tile, current, gain) if policy == "tiling" else _logistic(gain)
-    size = unit.cards * np.where(fitting, tile, 0).max(axis=0) / CARD  # the largest share on a card that fits
-    return RequestScores(_best_cards(cards, fitting, unit.cards), cards, size)
+# ---- scores of some nodes -------------------------------------------------------------------------------------------
 
 
-def _logistic(gain: Floats) -> Floats:
-    """Whole percent of a logistic curve, so that many nodes tie."""
-    return np.floor(100.0 / (1.0 + np.exp(-gain)))
+class _PodOnNodes:
+    """One pod and the nodes that it is scored on, under one policy."""
+
+    def __init__(
+        self, request: PodRequest, policy: LearntScores, fleet: FleetView, rows: Rows, current: WorkloadTables
+    ) -> None:
+        self._request, self._policy, self._fleet, self._rows = request, policy, fleet, rows
+        self._fragments = Fragments(fleet.node_arrays(rows), current)
+        self._no_cards = np.zeros(self._fragments.arrays.share.shape)
+
+    def scores(self, starved: bool) -> RequestScores:
+        """The whole pod: the sum over its units, and what counts once. `starved`: the cluster is short of CPU."""
+        policy, cpu = self._policy, self._request.cpu
+        units = policy.units(split(self._request))
+        if not units:
+            return RequestScores(policy.cpu_pod(self._fragments, cpu, starved), self._no_cards)
+        parts = [self.unit_scores(unit, 0 if number else cpu) for number, unit in enumerate(units)]  # CPU counts once
+        main = [part.size for unit, part in zip(units, parts, strict=True) if 0 in unit.phases()]
+        once = policy.pod(self._fragments, sum(main, np.zeros(len(self._rows))), cpu)
+        return RequestScores(sum((part.nodes for part in parts), once), parts[0].cards)
+
+    def unit_scores(self, unit: PlacementUnit, cpu: int) -> RequestScores:
+        """One unit by itself: by card, and by node the sum over the best cards that fit."""
+        policy, fragments, rows = self._policy, self._fragments, self._rows
+        if unit.exclusive:
+            nodes = policy.whole_cards(fragments.gain_of_whole_cards(unit.cards, cpu))
+            return RequestScores(nodes, self._no_cards, np.full(len(rows), float(unit.cards)))
+        tile, fitting = self._fleet.tile_share(unit, rows), self._fleet.cards_for(unit, self._request, rows)
+        cards = policy.tiles(fragments, tile, fragments.gain_of_tiles(tile, cpu))
+        size = unit.cards * np.where(fitting, tile, 0).max(axis=0) / CARD  # the largest share on a card that fits
+        return RequestScores(_best_cards(cards, fitting, unit.cards), cards, size)
 
 
 def _best_cards(scores: Floats, fitting: Mask, count: int) -> Floats:
@@ -317,7 +291,3 @@ def _best_cards(scores: Floats, fitting: Mask, count: int) -> Floats:
     if count == 1:
         return np.asarray(masked.max(axis=0))
     return np.asarray(np.sort(masked, axis=0)[-count:].sum(axis=0))
-
-
-RULES: dict[str, Rule] = {"fragmentation": _fragmentation, "tiling": _tiling}
-"""The policies that learn, by name."""

@@ -1,26 +1,34 @@
-"""Placement policies: how to choose among nodes and cards that fit. A policy is one row of `POLICIES`.
+"""Placement policies: how to choose among nodes and cards that fit. A policy is one row of `POLICIES`; one that learns
+also names the functions that score with the learnt tables. Its name is in `model.policies`.
 
 Node scores: larger is better. `binpack` (BestFit) leaves the least and `spread` (least allocated) the most, of CPU and
 GPU in equal parts, as the literature compares them; `topology` is binpack among the nodes with the best-linked cards.
 Card ranks: smaller comes first; ties go to the better-linked set, then to the lower index.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gputile.engine.fleet.free_arrays import Ints
 from gputile.engine.placement.shares import CARD, free_capacity_share
+from gputile.engine.placement.units import PlacementUnit
+from gputile.engine.policies import fragmentation, tiling
+from gputile.engine.policies.fragmentation import Floats, Fragments
 from gputile.model.cards import Card, FreeCapacity
 from gputile.model.errors import InputError
+from gputile.model.policies import DEFAULT_POLICY
+from gputile.model.units import Millicores
 
 Scores: TypeAlias = NDArray[np.floating[Any]]
 Rank: TypeAlias = tuple[float, ...]
 
 LARGE_NODE_CPU = 128_000  # millicores
 LARGE_NODE_CARDS = 8 * CARD
+MOST_UNITS = 4  # placement units of one pod that are scored; the hardest ones
 
 
 class RemainingCapacity(msgspec.Struct, frozen=True):
@@ -35,13 +43,40 @@ NodeScore: TypeAlias = Callable[[RemainingCapacity, int], Scores]
 CardRank: TypeAlias = Callable[[Card, FreeCapacity, int, int], Rank]
 
 
-class Policy(msgspec.Struct, frozen=True):
+def hardest(units: Sequence[PlacementUnit]) -> list[PlacementUnit]:
+    """The few units that are hardest to place, in the pod's order."""
+    ranked = sorted(range(len(units)), key=lambda number: units[number].hardness(), reverse=True)[:MOST_UNITS]
+    return [units[number] for number in sorted(ranked)]
+
+
+def most_cards(units: Sequence[PlacementUnit]) -> list[PlacementUnit]:
+    """The unit that requests most cards, alone."""
+    return [max(units, key=lambda unit: unit.cards)] if units else []
+
+
+def _nothing(fragments: Fragments, size: Floats, cpu: Millicores) -> Floats:
+    return np.zeros(len(size))
+
+
+class LearntScores(msgspec.Struct, frozen=True, kw_only=True):
+    """How a policy scores some nodes with what was learnt. `scoring` adds the scores up and caches them."""
+
+    tiles: Callable[[Fragments, Ints, Floats], Floats]  # card x node: a tile with this share of the card and this gain
+    whole_cards: Callable[[Floats], Floats]  # by node: whole cards with this gain
+    cpu_pod: Callable[[Fragments, Millicores, bool], Floats]  # by node: a pod without GPU; whether CPU is short
+    pod: Callable[[Fragments, Floats, Millicores], Floats] = _nothing  # by node: what counts once per pod of this size
+    units: Callable[[Sequence[PlacementUnit]], list[PlacementUnit]] = hardest  # those that are scored
+    scarcity: float = 0.0  # the weight of the prices of the models
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """One way to choose nodes and cards. The same `seed` gives the same random choice."""
 
     score_nodes: NodeScore  # (sums, seed)
     rank_card: CardRank  # (card, what is free on it, its links to the other idle cards, seed)
-    learns: bool = False  # scored by `scoring`; the two functions above are for callers without a fleet
+    learnt: LearntScores | None = None  # then the two functions above are for callers without a fleet
     by_links: bool = False  # several cards of one container: the best-linked set first
+    chosen: str = "best"  # what the chosen node is among the feasible ones, for people
 
 
 def _best_fit(sums: RemainingCapacity, seed: int) -> Scores:
@@ -92,14 +127,33 @@ def _least_linked(card: Card, free: FreeCapacity, links: int, seed: int) -> Rank
 
 
 POLICIES: dict[str, Policy] = {
-    "binpack": Policy(_best_fit, _tightest),
-    "spread": Policy(_most_left, _emptiest),
-    "random": Policy(_chance, _any_card),
-    "topology": Policy(_linked, _least_linked, by_links=True),
-    "fragmentation": Policy(_best_fit, _tightest, learns=True),
-    "tiling": Policy(_best_fit, _tightest, learns=True),
+    "binpack": Policy(score_nodes=_best_fit, rank_card=_tightest, chosen="fullest"),
+    "spread": Policy(score_nodes=_most_left, rank_card=_emptiest, chosen="emptiest"),
+    "random": Policy(score_nodes=_chance, rank_card=_any_card, chosen="random choice"),
+    "topology": Policy(score_nodes=_linked, rank_card=_least_linked, by_links=True, chosen="best linked"),
+    "fragmentation": Policy(
+        score_nodes=_best_fit,
+        rank_card=_tightest,
+        learnt=LearntScores(
+            tiles=fragmentation.tile_scores,
+            whole_cards=fragmentation.logistic,
+            cpu_pod=fragmentation.cpu_pod_scores,
+            units=most_cards,
+        ),
+        chosen="least fragmented",
+    ),
+    "tiling": Policy(
+        score_nodes=_best_fit,
+        rank_card=_tightest,
+        learnt=LearntScores(
+            tiles=tiling.tile_scores,
+            whole_cards=tiling.whole_card_scores,
+            cpu_pod=tiling.cpu_pod_scores,
+            pod=tiling.node_scores,
+            scarcity=tiling.SCARCITY,
+        ),
+    ),
 }
-DEFAULT_POLICY = "tiling"
 
 
 def first_named(*names: str | None) -> str:

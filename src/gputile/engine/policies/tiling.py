@@ -53,23 +53,28 @@ def stranded(idle: Floats, cpu: Longs, tables: WorkloadTables) -> Floats:
     return np.maximum(0.0, idle - cpu / (SERVED * tables.rho))
 
 
-def tile_scores(arrays: NodeArrays, tile: Ints, tables: WorkloadTables, gain: Floats) -> Floats:
+def tile_scores(fragments: Fragments, tile: Ints, gain: Floats) -> Floats:
     """Card x node: what a tile on that card is worth, but for what is the same on all cards of the node."""
-    return GAIN * gain - worth_lost(arrays, tile, tables)
+    return GAIN * gain - worth_lost(fragments.arrays, tile, fragments.tables)
 
 
-def node_scores(arrays: NodeArrays, size: Floats, cpu: int, tables: WorkloadTables) -> Floats:
+def whole_card_scores(gain: Floats) -> Floats:
+    """Node: what whole cards are worth there, but for what counts once per pod."""
+    return GAIN * gain
+
+
+def node_scores(fragments: Fragments, size: Floats, cpu: int) -> Floats:
     """Node: stranding and best fit, for a pod that takes so many cards and so much CPU."""
+    arrays, tables = fragments.arrays, fragments.tables
     idle = arrays.share.sum(axis=0) / CARD
     left = arrays.cpu - cpu
     strands = stranded(idle - size, left, tables) - stranded(idle, arrays.cpu, tables)
     return np.asarray(-STRANDING * strands - CPU_LEFT * left - CARDS_LEFT * (idle - size))
 
 
-def cpu_pod_scores(
-    arrays: NodeArrays, cpu: int, tables: WorkloadTables, fragments: Fragments, *, starved: bool
-) -> Floats:
-    """Node: the score of a pod without GPU."""
+def cpu_pod_scores(fragments: Fragments, cpu: int, starved: bool) -> Floats:
+    """Node: the score of a pod without GPU. `starved`: the cluster is short of CPU."""
+    arrays, tables = fragments.arrays, fragments.tables
     idle = arrays.share.sum(axis=0) / CARD
     left = arrays.cpu - cpu
     score = GAIN_OF_CPU_POD * fragments.gain_of_cpu(cpu) - CPU_LEFT_OF_CPU_POD * left - CARDS_LEFT * idle
