@@ -109,9 +109,9 @@ class Cluster(RuleBasedStateMachine):
 
     def choose(self, pod: str) -> Allocation | None:
         """Filter and place, as the scheduler does."""
-        with self.ledger.without_claims_of(pod, int(pod[1:]) % 3) as fleet:
-            best = fleet.best(self.requests[pod], "spread", seed=self.born)
-            placement = place(self.requests[pod], fleet.view(best[0])) if best else None
+        fleet = self.ledger.fleet_for(pod, int(pod[1:]) % 3)
+        best = fleet.best(self.requests[pod], "spread", seed=self.born)
+        placement = place(self.requests[pod], fleet.view(best[0])) if best else None
         return self.allocation(pod, placement) if isinstance(placement, Placement) else None
 
     def state(self, pod: str) -> AllocationState | None:

@@ -131,13 +131,12 @@ def _with(explanation: PodExplanation, **fields: Any) -> PodExplanation:
 def _explain_pending(
     base: PodExplanation, pod: PodWithConditions, request: PodRequest, cluster_state: ClusterState
 ) -> PodExplanation:
-    nominated = cluster_state.ledger.nomination(pod.uid)
-    quota_usage = cluster_state.ledger.quota_usage
-    with cluster_state.ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-        after_eviction = quota_usage.after_eviction(pod.namespace, request)
-        after = lambda victims: after_eviction([victim.pod for victim in victims])  # noqa: E731
-        explanation = explain(after_eviction(()), fleet, NodeAllocations(cluster_state.ledger), after=after)
-        best = fleet.best(after_eviction(())) if explanation.fitting else []
+    ledger, quota_usage = cluster_state.ledger, cluster_state.ledger.quota_usage
+    nominated, fleet = ledger.nomination(pod.uid), ledger.fleet_for(pod.uid, pod.priority)
+    after_eviction = quota_usage.after_eviction(pod.namespace, request, ledger.ignored_by(pod.uid, pod.priority))
+    after = lambda victims: after_eviction([victim.pod for victim in victims])  # noqa: E731
+    explanation = explain(after_eviction(()), fleet, NodeAllocations(ledger), after=after)
+    best = fleet.best(after_eviction(())) if explanation.fitting else []
     return _with(
         base,
         state="fits" if explanation.fitting else "unschedulable",

@@ -9,6 +9,7 @@ whose node is gone, or whose card is no longer listed there, keeps its cost unti
 
 import itertools
 from collections.abc import Callable, Collection, Iterable
+from functools import reduce
 
 from gputile.engine.fleet.fleet import Fleet
 from gputile.model.allocations import Allocation
@@ -101,11 +102,14 @@ class QuotaUsage:
             {name for name in self.quotas if name != DEFAULT_KEY} | {name for name, held in self._held.items() if held}
         )
 
-    def allowed(self, namespace: str, asked: PodRequest) -> PodRequest:
-        """The request with its allowance: the same object where no quota applies."""
+    def allowed(self, namespace: str, asked: PodRequest, ignoring: Collection[str] = ()) -> PodRequest:
+        """The request with its allowance: the same object where no quota applies. What the pods `ignoring` (UIDs) hold
+        does not count."""
         quota = self.quota(namespace) if self.quotas else None
         if quota is None:
             return asked
+        if not self._pods.get(namespace, set()).isdisjoint(ignoring):
+            return self._constraint.request(asked, quota, self._held_without(namespace, ignoring))
         key, now = (namespace, asked), (self._changes.get(namespace, 0), len(self._fleet.card_kinds()))
         then, allowed = self._known.get(key, (None, asked))
         if then != now:
@@ -115,22 +119,18 @@ class QuotaUsage:
             self._known[key] = now, allowed
         return allowed
 
-    def after_eviction(self, namespace: str, asked: PodRequest) -> RequestAfterEviction:
+    def after_eviction(self, namespace: str, asked: PodRequest, ignoring: Collection[str] = ()) -> RequestAfterEviction:
         """The same after evictions, for the search for victims."""
-        quota, held = self.quota(namespace), self.held(namespace)
-        if quota is None:
-            return lambda evicted: asked
-        return lambda evicted: self._constraint.request(asked, quota, self._without(held, namespace, evicted))
+        return lambda evicted: self.allowed(namespace, asked, {*ignoring, *evicted})
 
-    def _without(self, held: Spent, namespace: str, pods: Collection[str]) -> Spent:
-        for pod in pods:
-            owner, spent = self._costs.get(pod, ("", {}))
-            if owner == namespace:
-                held = subtract(held, spent)
-        return held
+    def _held_without(self, namespace: str, pods: Iterable[str]) -> Spent:
+        """What the namespace holds without these pods."""
+        spent = (self._costs[pod][1] for pod in self._pods.get(namespace, set()).intersection(pods))
+        return reduce(subtract, spent, self.held(namespace))
 
-    def objection(self, allocation: Allocation, node: Node | None = None) -> str:
-        """Why the quota forbids this allocation; "" when it allows it. What the pod holds already is not counted twice.
+    def objection(self, allocation: Allocation, node: Node | None = None, ignoring: Collection[str] = ()) -> str:
+        """Why the quota forbids this allocation; "" when it allows it. What the pod holds already is not counted twice,
+        and what the pods `ignoring` (UIDs) hold does not count.
 
         `node`: the node, if it is not in the fleet (yet).
         """
@@ -140,7 +140,7 @@ class QuotaUsage:
             return ""
         if not quota.admits_pool(node.pool):
             return f"{_pool_sentence(namespace, quota, node.pool)}; {_advice(namespace, quota)}"
-        held = self._without(self.held(namespace), namespace, [allocation.pod])
+        held = self._held_without(namespace, {allocation.pod, *ignoring})
         exceeded = overrun(quota, held, cost_of(allocation.grant, node))
         return "" if exceeded is None else f"{exceeded.sentence(namespace)}; {_advice(namespace, quota)}"
 

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,11 @@ class Fleet(FleetArrays):
         self._scorer = Scorer(self)
         self._score_cache, self._choice_cache, self._search_cache = ScoreCache(), CardChoiceCache(), SearchCache()
         self._last: tuple[int, PodRequest, SearchContext, Mask] | None = None  # generation, request, context, result
+
+    def part(self, names: Iterable[str]) -> Self:
+        part = super().part(names)
+        part._score_cache, part._last = ScoreCache(), None
+        return part
 
     # ---- queries ----------------------------------------------------------------------------------------------------
 
@@ -160,11 +166,15 @@ class Fleet(FleetArrays):
         name = first_named(request.constraints.node_policy, policy)
         if not (POLICIES[name].learns and is_simple(split(request), request.constraints)):
             return self.scores(request, self.fits(request, budget), policy, seed, budget)
-        known = self._score_cache.of(request, name, self._basis(), len(self._nodes))
+        return self._node_scores(request, name).scores
+
+    def _node_scores(self, request: PodRequest, policy: str) -> NodeScores:
+        """The cached scores, up to date, for requests that are `is_simple` and a policy that learns."""
+        known = self._score_cache.of(request, policy, self._basis(), len(self._nodes))
         if known.generation != self._generation:
-            self._update_scores(known, request, name)
+            self._update_scores(known, request, policy)
             known.generation = self._generation
-        return known.scores
+        return known
 
     def _update_scores(self, known: NodeScores, request: PodRequest, policy: str) -> None:
         """Score the nodes that changed. If they are few, states that were scored before are not scored again."""
@@ -223,11 +233,7 @@ class Fleet(FleetArrays):
         """Why each other node does not fit: the same reasons as `place` gives one by one (except for
         `SearchTooLong`)."""
         names = list(self._rows) if among is None else list(among)
-        whole = _context(budget).budget
-        query, cards_fit = self._cards_fit_now(request, SearchContext(whole.half()))
-        fitting = self._with_host(request, query.grid, cards_fit)
-        miss = self._misses(request, query, cards_fit)
-        resolvable = self._fits(request.with_unused_quota, self.empty_grid(), empty=True, context=SearchContext(whole))
+        fitting, resolvable, miss = self._judge(request, _context(budget).budget)
         refusals = []
         for name in names:
             row = self._rows.get(name)
@@ -237,6 +243,14 @@ class Fleet(FleetArrays):
                 code, requested, found = CODES[miss.codes[row]], int(miss.requested[row]), int(miss.found[row])
                 refusals.append(Refusal(name, code, requested, found, bool(resolvable[row])))
         return refusals
+
+    def _judge(self, request: PodRequest, budget: SearchBudget) -> tuple[Mask, Mask, FirstMisses]:
+        """By row: whether the pod fits, whether it would fit on the empty node, and the first rule that it misses."""
+        query, cards_fit = self._cards_fit_now(request, SearchContext(budget.half()))
+        fitting = self._with_host(request, query.grid, cards_fit)
+        miss = self._misses(request, query, cards_fit)
+        resolvable = self._fits(request.with_unused_quota, self.empty_grid(), empty=True, context=SearchContext(budget))
+        return fitting, resolvable, miss
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 workload. It reads the arrays of the fleet and never changes them.
 """
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -84,6 +85,13 @@ class Scorer:
         self._starved = False
         self._learnt_count = 0
         self._cached: OrderedDict[tuple[object, ...], CachedScores] = OrderedDict()
+
+    def over(self, fleet: FleetView) -> "Scorer":
+        """The same with what was learnt so far, for a copy of this fleet or of a part of it."""
+        self.tables()  # before the copy, so that it learns nothing of its own
+        scorer = copy.copy(self)
+        scorer._fleet, scorer._cached = fleet, OrderedDict()
+        return scorer
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 

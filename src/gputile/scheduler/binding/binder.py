@@ -186,10 +186,10 @@ class Binder:
         return entry.allocation if usable.issuperset(entry.allocation.uses()) else None
 
     def _place(self, pod: Pod, request: PodRequest, node: str) -> Allocation:
-        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            allowed = self._ledger.quota_usage.allowed(pod.namespace, request)
-            budget = SearchBudget(STEPS, SECONDS, self._clock)
-            answer = fleet.place(allowed, node, self._settings.policy, seed_of(pod.uid), budget)
+        fleet, ignored = self._ledger.fleet_for(pod.uid, pod.priority), self._ledger.ignored_by(pod.uid, pod.priority)
+        allowed = self._ledger.quota_usage.allowed(pod.namespace, request, ignored)
+        budget = SearchBudget(STEPS, SECONDS, self._clock)
+        answer = fleet.place(allowed, node, self._settings.policy, seed_of(pod.uid), budget)
         if not isinstance(answer, Placement):
             raise self._lost_race(pod, node, f"it {about_one_node(answer.code)}")
         return allocation_of(pod, request, answer.grant(pod.uid, request.dialect))

@@ -127,12 +127,12 @@ class FilterService:
         self, pod: Pod, request: PodRequest, names: list[str], budget: SearchBudget
     ) -> tuple[PodRequest, list[str], Placement | None]:
         """The request as quota allows it, the best nodes for it, and the placement on the first of them."""
-        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            allowed = self._ledger.quota_usage.allowed(pod.namespace, request)
-            half = budget.half()  # the other half is for the cards, or for the reasons
-            best = self._nominated(fleet, allowed, names, pod.uid, half)
-            best = best or self._best(fleet, allowed, names, pod.uid, half)
-            answer = fleet.place(allowed, best[0], self._settings.policy, seed_of(pod.uid), budget) if best else None
+        fleet, ignored = self._ledger.fleet_for(pod.uid, pod.priority), self._ledger.ignored_by(pod.uid, pod.priority)
+        allowed = self._ledger.quota_usage.allowed(pod.namespace, request, ignored)
+        half = budget.half()  # the other half is for the cards, or for the reasons
+        best = self._nominated(fleet, allowed, names, pod.uid, half)
+        best = best or self._best(fleet, allowed, names, pod.uid, half)
+        answer = fleet.place(allowed, best[0], self._settings.policy, seed_of(pod.uid), budget) if best else None
         return allowed, best, answer if isinstance(answer, Placement) else None
 
     def _nominated(
@@ -196,8 +196,7 @@ class FilterService:
         return names is args.names and not may_use_nomination
 
     def _rejection(self, args: FilterArgs, request: PodRequest, budget: SearchBudget) -> CachedRejection:
-        with self._ledger.without_claims_of(args.pod.uid, args.pod.priority) as fleet:
-            refusals = self._refusals(fleet, request, args, budget)
+        refusals = self._refusals(args, request, args.pod.priority, budget)
         answer = FilterAnswer(
             failed={refusal.node: refusal.sentence for refusal in refusals if refusal.resolvable},
             unresolvable={refusal.node: refusal.sentence for refusal in refusals if not refusal.resolvable},
@@ -212,10 +211,15 @@ class FilterService:
             self._metrics.refusals.labels(reason).inc(count)
         return rejection.answer
 
-    def _refusals(self, fleet: Fleet, request: PodRequest, args: FilterArgs, budget: SearchBudget) -> list[Refusal]:
-        allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request)
-        blocked = self._availability.blocked(args.names, args.pod.uid)
-        nominated = self._ledger.nomination(args.pod.uid)
+    def _refusals(
+        self, args: FilterArgs, request: PodRequest, priority: int | None, budget: SearchBudget
+    ) -> list[Refusal]:
+        """`priority`: that of the nominations which the pod may ignore is below it; None: it ignores only its own."""
+        uid = args.pod.uid
+        fleet, ignored = self._ledger.fleet_for(uid, priority), self._ledger.ignored_by(uid, priority)
+        allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request, ignored)
+        blocked = self._availability.blocked(args.names, uid)
+        nominated = self._ledger.nomination(uid)
         if nominated is not None:  # otherwise kube-scheduler would look for victims on other nodes too
             blocked |= {name: NodeReason.NOMINATED for name in args.names if name != nominated.allocation.node}
         return [
@@ -241,9 +245,8 @@ class FilterService:
         if isinstance(request, BadRequest):
             return FilterAnswer(unresolvable=dict.fromkeys(args.names, request.message))
         new_nodes = {name: node for name in args.names if name not in self._ledger.fleet and (node := args.node(name))}
-        with self._ledger.without_claims_of(args.pod.uid) as fleet:
-            known = [name for name in args.names if name not in new_nodes]
-            refusals = self._refusals(fleet, request, msgspec.structs.replace(args, names=known), budget)
+        known = [name for name in args.names if name not in new_nodes]
+        refusals = self._refusals(msgspec.structs.replace(args, names=known), request, None, budget)
         total_budget = SearchBudget(DRY_RUN_STEPS, DRY_RUN_SECONDS, self._clock)
         for node in new_nodes.values():
             yield
@@ -277,9 +280,9 @@ class FilterService:
         request = self.requests.of(args.pod)
         if not isinstance(request, PodRequest):
             return dict.fromkeys(args.names, 0)
-        with self._ledger.without_claims_of(args.pod.uid) as fleet:
-            allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request)
-            scores = fleet.scores_of(args.names, allowed, self._settings.policy, seed_of(args.pod.uid), self._budget())
+        fleet, ignored = self._ledger.fleet_for(args.pod.uid), self._ledger.ignored_by(args.pod.uid)
+        allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request, ignored)
+        scores = fleet.scores_of(args.names, allowed, self._settings.policy, seed_of(args.pod.uid), self._budget())
         return dict(zip(args.names, _scaled(scores), strict=True))
 
 

@@ -121,16 +121,15 @@ class VictimSelector:
     def fits_now(self, pod: Pod, request: PodRequest, node: str, budget: SearchBudget | None = None) -> bool:
         if node not in self._ledger.fleet:
             return False
-        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            allowed = self._ledger.quota_usage.allowed(pod.namespace, request)
-            return self._place(pod, allowed, fleet.view(node), budget) is not None
+        fleet, ignored = self._ledger.fleet_for(pod.uid, pod.priority), self._ledger.ignored_by(pod.uid, pod.priority)
+        allowed = self._ledger.quota_usage.allowed(pod.namespace, request, ignored)
+        return self._place(pod, allowed, fleet.view(node), budget) is not None
 
     def _request_after(self, pod: Pod, request: PodRequest) -> RequestAfterEviction:
         """What the quota allows the pod after some pods are gone. Only pods of its own namespace free quota;
         terminating ones, on any node, count as gone already."""
-        quota_usage = self._ledger.quota_usage
-        with self._ledger.without_claims_of(pod.uid, pod.priority):
-            after_eviction = quota_usage.after_eviction(pod.namespace, request)
+        quota_usage, ignored = self._ledger.quota_usage, self._ledger.ignored_by(pod.uid, pod.priority)
+        after_eviction = quota_usage.after_eviction(pod.namespace, request, ignored)
         if after_eviction(()) is request:
             return lambda gone: request
         leaving = {uid for uid in quota_usage.pods(pod.namespace) if self.is_terminating(uid)}
@@ -156,8 +155,7 @@ class VictimSelector:
         """The node without this pod's own claims and without its terminating pods."""
         if node not in self._ledger.fleet:
             return None
-        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            return without(fleet.view(node), self._terminating(node))
+        return without(self._ledger.fleet_for(pod.uid, pod.priority).view(node), self._terminating(node))
 
     # ---- pods of a node ---------------------------------------------------------------------------------------------
 
