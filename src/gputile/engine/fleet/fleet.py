@@ -111,7 +111,7 @@ class Fleet(FleetArrays):
         if not fitting.any():
             return np.full(len(fitting), -np.inf)
         if chosen.learns:
-            return self._scorer.scores_where(fitting, request, name)
+            return self._learnt_scores(fitting, request, name)
         n = len(self._nodes)
         sums = RemainingCapacity(
             cpu_left=(self._cpu[:n] - request.cpu).astype(np.float64),
@@ -119,6 +119,9 @@ class Fleet(FleetArrays):
             closeness=self._closeness(request, units, fitting, _context(budget)) if chosen.by_links else None,
         )
         return np.where(fitting, chosen.score_nodes(sums, seed), -np.inf)
+
+    def _learnt_scores(self, fitting: Mask, request: PodRequest, policy: str) -> Scores:
+        return self._scorer.scores_where(fitting, request, policy)
 
     def scores_of(
         self,

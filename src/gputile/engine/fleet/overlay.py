@@ -19,7 +19,7 @@ from gputile.engine.fleet.score_cache import NodeScores
 from gputile.engine.placement.place import Placement
 from gputile.engine.placement.units import split
 from gputile.engine.policies.scoring import MOST_UNITS
-from gputile.engine.policies.table import POLICIES, Scores, first_named
+from gputile.engine.policies.table import Scores
 from gputile.engine.search_budget import SearchBudget
 from gputile.model.cards import FreeCapacity, Node, NodeView, Use
 from gputile.model.refusals import Refusal
@@ -78,22 +78,11 @@ class FleetOverlay(Fleet):
     def fits(self, request: PodRequest, budget: SearchBudget | None = None) -> Mask:
         return self._with_part(self._fleet.fits(request, budget), self._part.fits(request, budget))
 
-    def scores(
-        self,
-        request: PodRequest,
-        fitting: Mask,
-        policy: str | None = None,
-        seed: int = 0,
-        budget: SearchBudget | None = None,
-    ) -> Scores:
-        name = first_named(request.constraints.node_policy, policy)
-        if not POLICIES[name].learns:
-            return super().scores(request, fitting, policy, seed, budget)
+    def _learnt_scores(self, fitting: Mask, request: PodRequest, policy: str) -> Scores:
         if len(split(request)) > MOST_UNITS:  # which nodes are scored depends on all nodes
-            return self._scorer.over(self).scores_where(fitting, request, name)
-        return self._with_part(
-            self._fleet.scores(request, fitting, name), self._scored_part.scores(request, fitting[self._replaced], name)
-        )
+            return self._scorer.over(self).scores_where(fitting, request, policy)
+        of_part = self._scored_part._learnt_scores(fitting[self._replaced], request, policy)
+        return self._with_part(self._fleet._learnt_scores(fitting, request, policy), of_part)
 
     def _node_scores(self, request: PodRequest, policy: str) -> NodeScores:
         known = self._fleet._node_scores(request, policy)
