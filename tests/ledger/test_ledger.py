@@ -181,12 +181,10 @@ class TestNominations:
 
     def test_its_own_nomination_and_reservation_do_not_block_it(self) -> None:
         ledger = ledger_after(self.NOMINATE)
-        with ledger.without_claims_of("a") as fleet:
-            assert fleet.view("n1").free_by_card[0].memory == 16
+        assert ledger.fleet_for("a").view("n1").free_by_card[0].memory == 16
         assert free(ledger) == 6
         assert ledger.handle(Assumed(holds("a", 10), 0)) == []
-        with ledger.without_claims_of("b") as fleet:
-            assert fleet.view("n1").free_by_card[0].memory == 6
+        assert ledger.fleet_for("b").view("n1").free_by_card[0].memory == 6
 
     def test_a_rejected_bind_falls_back_on_the_nomination(self) -> None:
         ledger = ledger_after(self.NOMINATE, ASSUME, Forgotten("a"))
@@ -209,8 +207,7 @@ class TestNominations:
     def test_only_pods_of_higher_priority_may_take_the_capacity(self) -> None:
         ledger = ledger_after(Nominated(holds("a", 10, priority=5), until=20))
         for priority, seen in ((5, 6), (6, 16)):
-            with ledger.without_claims_of("b", priority) as fleet:
-                assert fleet.view("n1").free_by_card[0].memory == seen
+            assert ledger.fleet_for("b", priority).view("n1").free_by_card[0].memory == seen
         assert ledger.handle(Reserved(holds("b", 10, priority=5), 0)) != []
         assert ledger.handle(Reserved(holds("b", 10, priority=6), 0)) == []
         ledger.check()

@@ -13,8 +13,10 @@ Deliberate bugs that it caught, each alone:
   4. `Forgotten` also drops a confirmed pod: a late bind error frees a tile that is in use.
   5. `_listed` drops no pods: pods deleted during a watch gap are held for ever.
   6. `_tick` drops an old assumed bind instead of verifying it: a bind whose answer was lost is allocated again.
-  7. `without_claims_of` does not hold the reservation again: a second filter call frees it.
+  7. `_fleet_without` releases in the fleet instead of a part of it: a second filter call frees the reservation.
   8. `_confirm` keeps the nomination: the capacity of a pod that is already running stays reserved.
+  9. `ignored_by` without the pod's own reservation, or with nominations of its own priority: a look shows too little or
+     too much.
 """
 
 import msgspec
@@ -22,6 +24,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
+from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.placement.place import Placement, place
 from gputile.ledger.events import (
     Assumed,
@@ -48,8 +51,10 @@ from gputile.model.cards import Node, NodeView
 from gputile.model.requests import PodRequest
 from gputile.testing.builders import ask, node, wants
 from tests.effort import EFFORT
+from tests.engine.test_overlay import facts
 
 NODES = ("n0", "n1")
+RESERVED = AllocationState.RESERVED
 REQUESTS = st.sampled_from(
     [
         wants(ask(3)),
@@ -109,9 +114,9 @@ class Cluster(RuleBasedStateMachine):
 
     def choose(self, pod: str) -> Allocation | None:
         """Filter and place, as the scheduler does."""
-        with self.ledger.without_claims_of(pod, int(pod[1:]) % 3) as fleet:
-            best = fleet.best(self.requests[pod], "spread", seed=self.born)
-            placement = place(self.requests[pod], fleet.view(best[0])) if best else None
+        fleet = self.ledger.fleet_for(pod, int(pod[1:]) % 3)
+        best = fleet.best(self.requests[pod], "spread", seed=self.born)
+        placement = place(self.requests[pod], fleet.view(best[0])) if best else None
         return self.allocation(pod, placement) if isinstance(placement, Placement) else None
 
     def state(self, pod: str) -> AllocationState | None:
@@ -135,6 +140,24 @@ class Cluster(RuleBasedStateMachine):
         if chosen is not None and pod not in self.truth:
             done = self.send(Reserved(chosen, self.now))
             assert not done or self.state(pod) is not AllocationState.RESERVED, "a reservation of free tiles was denied"
+
+    @rule(pod=pods)
+    def look(self, pod: str) -> None:
+        """A look shows what the pod may use, by a new sum, and changes nothing in the fleet."""
+        priority, before = int(pod[1:]) % 3, facts(self.ledger.fleet)
+        entries = {e.allocation.pod: e for e in self.ledger.entries()}
+        held = [e.allocation for e in entries.values() if e.allocation.pod != pod or e.state is not RESERVED]
+        nominated = [n.allocation for n in self.ledger.nominations() if n.allocation.pod not in entries]
+        held += [a for a in nominated if a.pod != pod and a.priority >= priority]
+        fresh = Fleet()
+        for name in self.ledger.fleet.names():
+            fresh.set_node(self.nodes[name])
+        for allocation in held:
+            fresh.hold(allocation.node, allocation.uses(), allocation.cpu, allocation.memory)
+        fleet = self.ledger.fleet_for(pod, priority)
+        assert [fleet.view(name) for name in fleet.names()] == [fresh.view(name) for name in fresh.names()]
+        assert fleet.refusals(self.requests[pod]) == fresh.refusals(self.requests[pod])
+        assert facts(self.ledger.fleet) == before
 
     @rule(pod=pods)
     def unreserve(self, pod: str) -> None:

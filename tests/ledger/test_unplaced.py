@@ -90,12 +90,11 @@ def test_a_grant_that_names_the_gpus_takes_their_place() -> None:
 
 def test_its_own_unplaced_gpus_do_not_block_a_pod() -> None:
     ledger = ledger_after(Confirmed(unplaced("a", 4)))
-    capacity_generation = ledger.capacity_generation()
-    with ledger.without_claims_of("a") as fleet:
-        assert isinstance(fleet.place(wants(ask(whole=True, cards=4)), "n1"), Placement)
+    capacity_generation = ledger.fleet.capacity_generation()
+    assert isinstance(ledger.fleet_for("a").place(wants(ask(whole=True, cards=4)), "n1"), Placement)
     ledger.check()
     assert whole_gpus_free(ledger) == 0
-    assert ledger.capacity_generation() == capacity_generation
+    assert ledger.fleet.capacity_generation() == capacity_generation
 
 
 def test_a_node_that_comes_back_has_them_kept_again() -> None:

@@ -59,10 +59,10 @@ class ClusterWithQuotas(Cluster):
 
     def choose(self, pod: str) -> Allocation | None:
         request, ledger = self.requests[pod], self.ledger
-        with ledger.without_claims_of(pod, int(pod[1:]) % 3) as fleet:
-            allowed = ledger.quota_usage.allowed(team(pod), request)
-            best = fleet.best(allowed, "spread", seed=self.born)
-            placement = fleet.place(allowed, best[0]) if best else None
+        fleet, ignored = ledger.fleet_for(pod, int(pod[1:]) % 3), ledger.ignored_by(pod, int(pod[1:]) % 3)
+        allowed = ledger.quota_usage.allowed(team(pod), request, ignored)
+        best = fleet.best(allowed, "spread", seed=self.born)
+        placement = fleet.place(allowed, best[0]) if best else None
         chosen = self.allocation(pod, placement) if isinstance(placement, Placement) else None
         return None if chosen is None or ledger.beyond_quota(chosen) else chosen
 

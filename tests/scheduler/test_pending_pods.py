@@ -20,7 +20,7 @@ from gputile.scheduler.pending.pending_pods import (
     UNSEEN_TTL,
 )
 from gputile.scheduler.settings import TellSettings
-from gputile.testing.builders import node
+from gputile.testing.builders import ask, node, wants
 from tests.scheduler.rig import GPU, MEMORY, Rig, refused, tile
 from tests.scheduler.test_cluster_state import grant
 from tests.scheduler.test_refusal_cache import nomination
@@ -370,15 +370,14 @@ class TestNudging:
         assert len(nudged(r)) == 3
 
     async def test_not_because_the_fleet_was_viewed_without_a_nomination(self) -> None:
-        """Claims that are set aside for a view are restored: that frees no capacity."""
+        """A look at the fleet frees no capacity."""
         r = Rig(node("n1").cards(1, size=16), node("n2").cards(1, size=16))
         r.arrive(tile(16), name="vip")
         r.arrive(tile(8), name="picky")
         assert r.filter("picky", nodes=[]).names == [], "n2 would do, but it may not go there"
         nomination(r, "vip")
         for _ in range(10):
-            with r.ledger.without_claims_of("uid-vip"):
-                pass
+            assert r.ledger.fleet_for("uid-vip").fits(wants(ask(whole=True))).sum() == 2
             await rounds(r, 1)
         assert nudged(r) == []
 

@@ -194,9 +194,9 @@ def rig_where_two_containers_need_two_cards() -> Rig:
 def _record_calls(monkeypatch: pytest.MonkeyPatch, name: str, calls: list[str]) -> None:
     query = getattr(QuotaUsage, name)
 
-    def recorded(*args: Any) -> Any:
+    def recorded(*args: Any, **named: Any) -> Any:
         calls.append(name)
-        return query(*args)
+        return query(*args, **named)
 
     monkeypatch.setattr(QuotaUsage, name, recorded)
 

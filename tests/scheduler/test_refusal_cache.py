@@ -10,25 +10,33 @@ import asyncio
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gputile.cli.explain_model import explain_pod
+from gputile.cli.pod_conditions import PodWithConditions
 from gputile.dialects.allocations import allocation_of
-from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, candidates, unit_miss
+from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, candidates, place, unit_miss
 from gputile.engine.placement.units import split
 from gputile.kube.api import Json
-from gputile.ledger.events import NodeSeen, Nominated, QuotasSet, Tick
+from gputile.ledger.events import NodeSeen, Nominated, QuotasSet, Reserved, Tick
+from gputile.model.allocations import Allocation
+from gputile.model.cards import NodeView
 from gputile.model.refusals import SENTENCE, NodeReason
 from gputile.model.requests import PodRequest
 from gputile.quota.limits import Limit, Quota
 from gputile.scheduler.extender.filter import FilterService
 from gputile.scheduler.extender.refusal_cache import MOST
 from gputile.scheduler.extender_api import FilterAnswer, read_filter, write_filter
+from gputile.scheduler.pending.pending_pods import NUDGE_INTERVAL
 from gputile.scheduler.state.cluster_state import ClusterState
+from gputile.scheduler.state.unschedulable import UnschedulablePod
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node
 from tests.effort import examples
+from tests.engine.test_overlay import facts
 from tests.scheduler.rig import Rig, tile
 
 SIZE = 8
@@ -166,6 +174,78 @@ class TestARepeatedRejection:
             rig.arrive(tile(5, cores=number % 101, cards=1 + number // 101), name=f"p{number}")
             rig.filter(f"p{number}")
             assert sum(len(entry.answers) for entry in rig.filter_service._refusal_cache._entries.values()) <= MOST
+
+
+LOOKS = [
+    pytest.param(lambda rig: rig.filter("king"), id="a filter call of a pod of higher priority"),
+    pytest.param(lambda rig: rig.filter_service.dry_run(rig.args("vip")), id="a dry run of a pod with a nomination"),
+    pytest.param(lambda rig: rig.filter_service.prioritize(rig.args("vip")), id="a prioritize call"),
+    pytest.param(lambda rig: asyncio.run(rig.bind("king", "n1")), id="a bind that no longer fits"),
+    pytest.param(
+        lambda rig: rig.ledger.handle(Reserved(too_much(rig, "king"), 0.0)), id="a reservation that is denied"
+    ),
+    pytest.param(lambda rig: fits_when_nominated(rig, "vip"), id="pending pods that look for capacity"),
+    pytest.param(lambda rig: search_victims(rig, "king"), id="a search for victims"),
+    pytest.param(lambda rig: rig.ledger.overcommitted("uid-first-0"), id="a look for overcommitted GPUs"),
+    pytest.param(lambda rig: explain(rig, "king"), id="an explanation"),
+]
+
+
+@pytest.mark.parametrize("quotas", [pytest.param(False, id="without quotas"), pytest.param(True, id="with a quota")])
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_cached_rejection_survives_a_look_while_a_nomination_is_open(
+    look: Callable[[Rig], object], quotas: bool
+) -> None:
+    rig = full()
+    for name, size, priority in (("vip", 3, 5), ("king", 7, 9)):
+        rig.arrive(tile(size), name=name)
+        rig.change(name, spec={"priority": priority})
+    rig.catch_up()
+    if quotas:
+        rig.ledger.handle(QuotasSet({"default": Quota((Limit(model="*", cards=1000),))}))
+    nomination(rig, "vip")
+    first = rig.filter("late")
+    before = facts(rig.ledger.fleet), rig.ledger.quota_usage.held("default")
+    look(rig)
+    assert (facts(rig.ledger.fleet), rig.ledger.quota_usage.held("default")) == before
+    assert (rig.filter("late").failed, cached(rig)) == (first.failed, 1)
+
+
+def request_of(rig: Rig, name: str) -> PodRequest:
+    request = rig.requests.of(rig.cluster_state.pending[f"uid-{name}"].pod)
+    assert isinstance(request, PodRequest)
+    return request
+
+
+def too_much(rig: Rig, name: str) -> Allocation:
+    """An allocation on n1 beyond what is free, also without the nomination."""
+    pod, request = rig.cluster_state.pending[f"uid-{name}"].pod, request_of(rig, name)
+    placement = place(request, NodeView.empty(rig.ledger.fleet.view("n1").node))
+    assert isinstance(placement, Placement)
+    return allocation_of(pod, request, placement.grant(pod.uid, request.dialect))
+
+
+def fits_when_nominated(rig: Rig, name: str) -> None:
+    pod = rig.cluster_state.pending[f"uid-{name}"].pod
+    rig.pending_pods.refused(UnschedulablePod(pod=pod, request=request_of(rig, name), names=["n1", "n2"]))
+    rig.pending_pods.capacity_freed()
+    rig.clock.now += 2 * NUDGE_INTERVAL
+    asyncio.run(rig.pending_pods.round())
+    assert [key for key, *_ in rig.api.patches if key.endswith(name)], "it fits on its own nomination"
+
+
+def search_victims(rig: Rig, name: str) -> None:
+    pod, request = rig.cluster_state.pending[f"uid-{name}"].pod, request_of(rig, name)
+    selector = rig.preemptor._victim_selector
+    assert not selector.fits_now(pod, request, "n1")
+    plan = selector.plan(pod, request, "n1")
+    assert plan is not None
+    assert [victim.pod for victim in plan.victims] == ["uid-first-0"]
+
+
+def explain(rig: Rig, name: str) -> None:
+    pod = msgspec.convert(rig.live(name), PodWithConditions)
+    assert explain_pod(pod, rig.cluster_state, [], "binpack").state == "unschedulable"
 
 
 class TestFreeCapacity:

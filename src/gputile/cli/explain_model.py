@@ -132,12 +132,13 @@ def _with(explanation: PodExplanation, **fields: Any) -> PodExplanation:
 def _explain_pending(
     base: PodExplanation, pod: PodWithConditions, request: PodRequest, cluster_state: ClusterState
 ) -> PodExplanation:
-    nominated = cluster_state.ledger.nomination(pod.uid)
-    quota_usage = cluster_state.ledger.quota_usage
-    with cluster_state.ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-        holders = NodeAllocations(cluster_state.ledger)
-        explanation = run_to_end(quota_usage.explain(pod.namespace, request, fleet, holders))
-        best = fleet.best(quota_usage.allowed(pod.namespace, request)) if explanation.fitting else []
+    ledger, quota_usage = cluster_state.ledger, cluster_state.ledger.quota_usage
+    nominated, fleet = ledger.nomination(pod.uid), ledger.fleet_for(pod.uid, pod.priority)
+    ignored = ledger.ignored_by(pod.uid, pod.priority)
+    explanation = run_to_end(
+        quota_usage.explain(pod.namespace, request, fleet, NodeAllocations(ledger), ignoring=ignored)
+    )
+    best = fleet.best(quota_usage.allowed(pod.namespace, request, ignored)) if explanation.fitting else []
     return _with(
         base,
         state="fits" if explanation.fitting else "unschedulable",

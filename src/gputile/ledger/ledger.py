@@ -18,8 +18,7 @@ reported.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import StrEnum
 from functools import reduce
 from operator import sub
@@ -27,6 +26,7 @@ from operator import sub
 import msgspec
 
 from gputile.engine.fleet.fleet import Fleet
+from gputile.engine.fleet.overlay import FleetOverlay
 from gputile.engine.victims import Victim
 from gputile.ledger.events import (
     Assumed,
@@ -103,7 +103,6 @@ class Ledger:
         self._on_node: dict[str, set[str]] = {}  # UIDs with an entry or an open nomination there
         self._nominations: dict[str, Nominated] = {}
         self._priorities: Counter[int] = Counter()  # of pods with a grant
-        self._temporary = 0  # changes of capacity_generation that were only temporary (`without_claims_of`)
         self._disputed: set[str] = set()  # cards on which the cluster shows more than they have
         self._history: deque[Event] = deque(maxlen=self._settings.history)
 
@@ -151,55 +150,31 @@ class Ledger:
         """The pods on a node, for preemption and explanation."""
         return [Victim.of(entry.allocation) for entry in self.on_node(node)]
 
-    @contextmanager
-    def without_claims_of(self, pod: str, priority: int | None = None) -> Iterator[Fleet]:
-        """The fleet without the claims that this pod may ignore: its own reservation and nomination, the capacity
-        withheld for its own unplaced GPUs, and the nominations of pods below `priority`."""
-        claims = [a for a in (self._reservation(pod), self._open_nomination(pod)) if a is not None]
-        if priority is not None and self._nominations:
-            claims += [
-                a for p in self._nominations if p != pod and (a := self._open_nomination(p)) and a.priority < priority
-            ]
-        with self._placing(pod), self._without(claims):
-            yield self.fleet
+    def ignored_by(self, pod: str, priority: int | None = None) -> dict[str, Allocation]:
+        """By pod, the claims that this pod may ignore: its own reservation or nomination, and the nominations of pods
+        below `priority`."""
+        lower = [a for a in self._open_nominations() if a.priority < priority] if priority is not None else []
+        own = [a for a in (self._reservation(pod), self._open_nomination(pod)) if a is not None]
+        return {claim.pod: claim for claim in (*own, *lower)}
 
-    @contextmanager
-    def _placing(self, pod: str) -> Iterator[None]:
-        """While this pod is being placed, no capacity is withheld for its unplaced GPUs."""
-        entry = self._entries.get(pod)
-        if entry is None or not entry.allocation.unplaced:
-            yield
-            return
-        self._keep_without(entry.allocation.node, pod)
-        try:
-            yield
-        finally:
-            self._keep_without(entry.allocation.node, "")
+    def fleet_for(self, pod: str, priority: int | None = None) -> Fleet:
+        """The fleet without what this pod may ignore: these claims, and the capacity withheld for its own unplaced
+        GPUs. To be read only, and until the ledger changes."""
+        return self._fleet_without(self.ignored_by(pod, priority).values(), pod)
 
-    def _keep_without(self, node: str, pod: str) -> None:
-        """Choose the unplaced GPUs of the node again, without those of one pod. Temporary: it frees no capacity."""
-        before = self.fleet.capacity_generation()
-        self._unplaced.drop(node)
-        self._unplaced.keep(node, ignoring=pod)
-        self._temporary += self.fleet.capacity_generation() - before
-
-    @contextmanager
-    def _without(self, released: list[Allocation]) -> Iterator[None]:
-        """Release these allocations temporarily."""
-        before = self.fleet.capacity_generation()
-        for allocation in released:
-            self._release(allocation)
-        self._temporary += self.fleet.capacity_generation() - before
-        try:
-            yield
-        finally:
-            for allocation in released:
-                self._hold(allocation)
-
-    def capacity_generation(self) -> int:
-        """Counts the changes that may have freed capacity, without temporary ones. While it is the same, free capacity
-        only shrinks."""
-        return self.fleet.capacity_generation() - self._temporary
+    def _fleet_without(self, claims: Collection[Allocation], placing: str = "") -> Fleet:
+        """The fleet without these claims, and without the capacity withheld for unplaced GPUs of the pod `placing`."""
+        entry = self._entries.get(placing)
+        unplaced = {entry.allocation.node} if entry is not None and entry.allocation.unplaced else set()
+        names = [name for name in {claim.node for claim in claims} | unplaced if name in self.fleet]
+        if not names:
+            return self.fleet
+        part = self.fleet.part(names)
+        for node in unplaced.intersection(names):
+            self._unplaced.keep_others(part, node, placing)
+        for claim in claims:
+            part.release(claim.node, claim.uses(), claim.cpu, claim.memory)
+        return FleetOverlay(self.fleet, part)
 
     def _reservation(self, pod: str) -> Allocation | None:
         entry = self._entries.get(pod)
@@ -209,6 +184,9 @@ class Ledger:
         """The nomination, while it is what holds the capacity."""
         nominated = self._nominations.get(pod)
         return nominated.allocation if nominated is not None and pod not in self._entries else None
+
+    def _open_nominations(self) -> list[Allocation]:
+        return [nominated.allocation for pod, nominated in self._nominations.items() if pod not in self._entries]
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -284,8 +262,7 @@ class Ledger:
 
     def _allocations(self) -> list[Allocation]:
         """Everything that holds capacity: entries, and nominations of pods without an entry."""
-        nominated = [a for pod in self._nominations if (a := self._open_nomination(pod)) is not None]
-        return [*(entry.allocation for entry in self._entries.values()), *nominated]
+        return [*(entry.allocation for entry in self._entries.values()), *self._open_nominations()]
 
     def _node_gone(self, name: str) -> list[Instruction]:
         """Pods stay in the ledger until the cluster reports them gone; the node may come back."""
@@ -311,18 +288,16 @@ class Ledger:
         return []
 
     def _short_for(self, pod: str, allocation: Allocation) -> list[str]:
-        with self.without_claims_of(pod, allocation.priority) as fleet:
-            return cards_failing(fleet, allocation, Use.fits)
+        ignored = self.ignored_by(pod, allocation.priority).values()
+        fleet = self._fleet_without([claim for claim in ignored if claim.node == allocation.node], pod)
+        return cards_failing(fleet, allocation, Use.fits)
 
     def beyond_quota(self, allocation: Allocation) -> str:
         """Why the quota of the pod's namespace forbids this allocation; "" when it allows it. What the pod holds
         already and the nominations of lower-priority pods are ignored."""
         if not self.quota_usage.quotas or allocation.grant is None:
             return ""
-        if not self._nominations:
-            return self.quota_usage.objection(allocation)
-        with self.without_claims_of(allocation.pod, allocation.priority):
-            return self.quota_usage.objection(allocation)
+        return self.quota_usage.objection(allocation, ignoring=self.ignored_by(allocation.pod, allocation.priority))
 
     def _is_held(self, pod: str, allocation: Allocation) -> bool:
         """Whether exactly this is held for the pod: from reserved to assumed to confirmed the cards stay the same."""
@@ -377,10 +352,8 @@ class Ledger:
         """The overcommitted cards of this pod; nominations do not count."""
         if allocation.node not in self.fleet:
             return []
-        pods = self._on_node[allocation.node] if self._nominations else ()
-        nominated = [a for pod in pods if (a := self._open_nomination(pod)) is not None]
-        with self._without(nominated):
-            return cards_failing(self.fleet, allocation, not_overcommitted)
+        nominated = [a for a in self._open_nominations() if a.node == allocation.node]
+        return cards_failing(self._fleet_without(nominated), allocation, not_overcommitted)
 
     def _correct(self, pod: str, grant: Grant) -> list[Instruction]:
         entry = self._entries.get(pod)
@@ -539,7 +512,7 @@ class Ledger:
     def _check_node(self, view: NodeView) -> None:
         name = view.node.name
         held = [entry.allocation for entry in self.on_node(name)]
-        nominated = [a for p in self._nominations if (a := self._open_nomination(p)) is not None and a.node == name]
+        nominated = [a for a in self._open_nominations() if a.node == name]
         kept = self._unplaced.kept(name)
         for card, free in zip(view.node.cards, view.free_by_card, strict=True):
             uses = [use for a in (*held, *nominated) if (use := a.uses().get(card.uuid)) is not None]

@@ -8,7 +8,7 @@ something else on the node changes; only the number matters.
 from collections.abc import KeysView
 
 from gputile.engine.fleet.fleet import Fleet
-from gputile.model.cards import FreeCapacity, Use
+from gputile.model.cards import FreeCapacity, NodeView, Use
 
 
 class UnplacedAllocations:
@@ -39,20 +39,25 @@ class UnplacedAllocations:
         """Release the withheld capacity until the next `keep`."""
         self._fleet.release(node, self._kept.pop(node, {}))
 
-    def keep(self, node: str, ignoring: str = "") -> None:
-        """Withhold as many GPUs of the node as pods hold unplaced, except for one pod that is being placed.
+    def keep(self, node: str) -> None:
+        """Withhold as many GPUs of the node as pods hold unplaced.
 
         Precondition: nothing is withheld there, because of `drop` or because the node was replaced in the fleet.
         """
-        count = sum(count for pod, count in self._counts.get(node, {}).items() if pod != ignoring)
-        if not count or node not in self._fleet:
-            return
-        view = self._fleet.view(node)
+        if node in self._counts and node in self._fleet:
+            self._kept[node] = self._choice(self._fleet.view(node))
+            self._fleet.hold(node, self._kept[node])
+
+    def keep_others(self, part: Fleet, node: str, pod: str) -> None:
+        """In a copy of the node, choose again without the unplaced GPUs of one pod, which is being placed."""
+        part.release(node, self.kept(node))
+        part.hold(node, self._choice(part.view(node), ignoring=pod))
+
+    def _choice(self, view: NodeView, ignoring: str = "") -> dict[str, Use]:
+        count = sum(count for pod, count in self._counts[view.node.name].items() if pod != ignoring)
         free_by_card = {card.uuid: free for card, free in zip(view.node.cards, view.free_by_card, strict=True)}
         emptiest = sorted(free_by_card, key=lambda uuid: (free_by_card[uuid].tenants > 0, -free_by_card[uuid].memory))
-        kept = {uuid: _rest(free_by_card[uuid]) for uuid in emptiest[:count]}
-        self._fleet.hold(node, kept)
-        self._kept[node] = kept
+        return {uuid: _rest(free_by_card[uuid]) for uuid in emptiest[:count]}
 
 
 def _rest(free: FreeCapacity) -> Use:

@@ -10,6 +10,7 @@ whose node is gone, or whose card is no longer listed there, keeps its cost unti
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import reduce
 
 from gputile.engine.cooperative import Cooperative
 from gputile.engine.explanation import Allow, Explanation, explain_cooperatively
@@ -103,11 +104,14 @@ class QuotaUsage:
             {name for name in self.quotas if name != DEFAULT_KEY} | {name for name, held in self._held.items() if held}
         )
 
-    def allowed(self, namespace: str, asked: PodRequest) -> PodRequest:
-        """The request with its allowance: the same object where no quota applies."""
+    def allowed(self, namespace: str, asked: PodRequest, ignoring: Collection[str] = ()) -> PodRequest:
+        """The request with its allowance: the same object where no quota applies. What the pods `ignoring` (UIDs) hold
+        does not count."""
         quota = self.quota(namespace) if self.quotas else None
         if quota is None:
             return asked
+        if not self._pods.get(namespace, set()).isdisjoint(ignoring):
+            return self._constraint.request(asked, quota, self._held_without(namespace, ignoring))
         key, now = (namespace, asked), (self._changes.get(namespace, 0), len(self._fleet.card_kinds()))
         then, allowed = self._known.get(key, (None, asked))
         if then != now:
@@ -118,17 +122,18 @@ class QuotaUsage:
         return allowed
 
     def after_eviction(
-        self, namespace: str, asked: PodRequest, is_leaving: Callable[[str], bool] = lambda pod: False
+        self,
+        namespace: str,
+        asked: PodRequest,
+        is_leaving: Callable[[str], bool] = lambda pod: False,
+        ignoring: Collection[str] = (),
     ) -> RequestAfterEviction:
         """The same after evictions, for the search for victims. Only pods of the namespace give quota back. Those that
         are leaving (by UID), on any node, count as gone already."""
-        quota, held = self.quota(namespace), self.held(namespace)
-        if quota is None or self.allowed(namespace, asked) is asked:
+        if self.allowed(namespace, asked, ignoring) is asked:
             return lambda evicted: asked
-        leaving = {pod for pod in self._pods.get(namespace, ()) if is_leaving(pod)}
-        return lambda evicted: self._constraint.request(
-            asked, quota, self._without(held, namespace, leaving.union(victim.pod for victim in evicted))
-        )
+        gone = {*ignoring, *(pod for pod in self._pods.get(namespace, ()) if is_leaving(pod))}
+        return lambda evicted: self.allowed(namespace, asked, gone.union(victim.pod for victim in evicted))
 
     def explain(
         self,
@@ -138,23 +143,22 @@ class QuotaUsage:
         holders: Mapping[str, Iterable[Victim]],
         look_at: int | None = None,
         budget: SearchBudget | None = None,
+        ignoring: Collection[str] = (),
     ) -> Cooperative[Explanation]:
         """Why such a pod is pending, and the changes that would help within the quota of its namespace."""
-        allow: Allow = lambda changed: self.allowed(namespace, changed.allowed(None))  # noqa: E731
-        after = self.after_eviction(namespace, asked)
-        return explain_cooperatively(
-            self.allowed(namespace, asked), fleet, holders, look_at, after=after, allow=allow, budget=budget
-        )
+        allow: Allow = lambda changed: self.allowed(namespace, changed.allowed(None), ignoring)  # noqa: E731
+        after = self.after_eviction(namespace, asked, ignoring=ignoring)
+        allowed = self.allowed(namespace, asked, ignoring)
+        return explain_cooperatively(allowed, fleet, holders, look_at, after=after, allow=allow, budget=budget)
 
-    def _without(self, held: Spent, namespace: str, pods: Collection[str]) -> Spent:
-        for pod in pods:
-            owner, spent = self._costs.get(pod, ("", {}))
-            if owner == namespace:
-                held = subtract(held, spent)
-        return held
+    def _held_without(self, namespace: str, pods: Iterable[str]) -> Spent:
+        """What the namespace holds without these pods."""
+        spent = (self._costs[pod][1] for pod in self._pods.get(namespace, set()).intersection(pods))
+        return reduce(subtract, spent, self.held(namespace))
 
-    def objection(self, allocation: Allocation, node: Node | None = None) -> str:
-        """Why the quota forbids this allocation; "" when it allows it. What the pod holds already is not counted twice.
+    def objection(self, allocation: Allocation, node: Node | None = None, ignoring: Collection[str] = ()) -> str:
+        """Why the quota forbids this allocation; "" when it allows it. What the pod holds already is not counted twice,
+        and what the pods `ignoring` (UIDs) hold does not count.
 
         `node`: the node, if it is not in the fleet (yet).
         """
@@ -164,7 +168,7 @@ class QuotaUsage:
             return ""
         if not quota.admits_pool(node.pool):
             return f"{_pool_sentence(namespace, quota, node.pool)}; {_advice(namespace, quota)}"
-        held = self._without(self.held(namespace), namespace, [allocation.pod])
+        held = self._held_without(namespace, {allocation.pod, *ignoring})
         exceeded = overrun(quota, held, cost_of(allocation.grant, node))
         return "" if exceeded is None else f"{exceeded.sentence(namespace)}; {_advice(namespace, quota)}"
 

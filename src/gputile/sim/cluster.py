@@ -80,11 +80,10 @@ class MemoryCluster:
             return SubmitOutcome(pod=key, asked=asked)
         self.ledger.fleet.scorer.observe(asked)
         self.ledger.fleet.scorer.refresh()
-        with self.ledger.without_claims_of(pod.uid) as fleet:
-            seed = int(self._clock)
-            best = fleet.best(asked, self.policy, seed=seed)
-            fitting = int(fleet.fits(asked).sum())
-            placement = fleet.place(asked, best[0], self.policy, seed) if best else None
+        fleet, seed = self.ledger.fleet_for(pod.uid), int(self._clock)
+        best = fleet.best(asked, self.policy, seed=seed)
+        fitting = int(fleet.fits(asked).sum())
+        placement = fleet.place(asked, best[0], self.policy, seed) if best else None
         if not isinstance(placement, Placement):
             holders = {name: self.ledger.holders(name) for name in self.nodes}
             return SubmitOutcome(pod=key, asked=asked, explanation=explain(asked, self.ledger.fleet, holders))

@@ -4,9 +4,10 @@ A node has one row number: its column in the arrays of `grid`. Rows of removed n
 much is held; the ledger knows which pods hold it.
 """
 
+import copy
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,6 +121,21 @@ class FleetArrays:
         self._capacity_generation += sign < 0
         self._cpu[row] -= sign * cpu
         self._host[row] -= sign * memory
+
+    def part(self, names: Iterable[str]) -> Self:
+        """A copy of these nodes by themselves: what is held there may be changed, and this fleet stays the same."""
+        self.average_card()  # the part keeps the average of all cards
+        part, rows = copy.copy(self), self._rows_of(list(names))
+        columns = np.array(rows, dtype=np.intp)
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                setattr(part, name, array.take(columns, axis=-1))
+        part._nodes = [self._nodes[row] for row in rows]
+        part._places = [self._places[row] for row in rows]
+        part._kind = [self._kind[row] for row in rows]
+        part._rows = {self._name(row): position for position, row in enumerate(rows)}
+        part._eligible, part._node_prices = {}, None
+        return part
 
     def free_shares_of(self, names: Iterable[str]) -> list[int]:
         """The free share of the usable cards of these nodes, in `shares.CARD` and in their order; all must be known."""

@@ -6,6 +6,7 @@ I/O.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,11 @@ class Fleet(FleetArrays):
         self._search_cache = SearchCache()
         self._last: tuple[int, PodRequest, SearchContext, Mask] | None = None  # generation, request, context, result
 
+    def part(self, names: Iterable[str]) -> Self:
+        part = super().part(names)
+        part._last = None
+        return part
+
     # ---- queries ----------------------------------------------------------------------------------------------------
 
     def fits(self, request: PodRequest, budget: SearchBudget | None = None) -> Mask:
@@ -104,7 +110,7 @@ class Fleet(FleetArrays):
         if not fitting.any():
             return np.full(len(fitting), -np.inf)
         if chosen.learnt:
-            return self.scorer.scores_where(fitting, request, name)
+            return self._learnt_scores(fitting, request, name)
         n = len(self._nodes)
         sums = RemainingCapacity(
             cpu_left=(self._cpu[:n] - request.cpu).astype(np.float64),
@@ -112,6 +118,9 @@ class Fleet(FleetArrays):
             closeness=self._closeness(request, units, fitting, _context(budget)) if chosen.by_links else None,
         )
         return np.where(fitting, chosen.score_nodes(sums, seed), -np.inf)
+
+    def _learnt_scores(self, fitting: Mask, request: PodRequest, policy: str) -> Scores:
+        return self.scorer.scores_where(fitting, request, policy)
 
     def scores_of(
         self,
@@ -158,8 +167,12 @@ class Fleet(FleetArrays):
         """By row: the score, -inf where the pod does not fit. Read-only: it may be the cached array."""
         name = first_named(request.constraints.node_policy, policy)
         if POLICIES[name].learnt and is_simple(split(request), request.constraints):
-            return self.scorer.scores(request, name)
+            return self._simple_scores(request, name)
         return self.scores(request, self.fits(request, budget), policy, seed, budget)
+
+    def _simple_scores(self, request: PodRequest, policy: str) -> Scores:
+        """The same for a request that `is_simple`, under a policy that learns."""
+        return self.scorer.scores(request, policy)
 
     def _are_named(self, rows: Rows, among: Collection[str]) -> bool:
         """Whether these nodes are among the names: a few are looked up one by one, which is cheaper than a mask of all
@@ -196,11 +209,7 @@ class Fleet(FleetArrays):
         """Why each other node does not fit: the same reasons as `place` gives one by one (except for
         `SearchTooLong`)."""
         names = list(self._rows) if among is None else list(among)
-        whole = _context(budget).budget
-        query, cards_fit = self._cards_fit_now(request, SearchContext(whole.half()))
-        fitting = self._with_host(request, query.grid, cards_fit)
-        miss = self._misses(request, query, cards_fit)
-        resolvable = self._fits(request.with_unused_quota, self.empty_grid(), empty=True, context=SearchContext(whole))
+        fitting, resolvable, miss = self._judge(request, _context(budget).budget)
         refusals = []
         for name in names:
             row = self._rows.get(name)
@@ -210,6 +219,14 @@ class Fleet(FleetArrays):
                 code, requested, found = CODES[miss.codes[row]], int(miss.requested[row]), int(miss.found[row])
                 refusals.append(Refusal(name, code, requested, found, bool(resolvable[row])))
         return refusals
+
+    def _judge(self, request: PodRequest, budget: SearchBudget) -> tuple[Mask, Mask, FirstMisses]:
+        """By row: whether the pod fits, whether it would fit on the empty node, and the first rule that it misses."""
+        query, cards_fit = self._cards_fit_now(request, SearchContext(budget.half()))
+        fitting = self._with_host(request, query.grid, cards_fit)
+        miss = self._misses(request, query, cards_fit)
+        resolvable = self._fits(request.with_unused_quota, self.empty_grid(), empty=True, context=SearchContext(budget))
+        return fitting, resolvable, miss
 
     # ---- what is free -----------------------------------------------------------------------------------------------
 

@@ -53,6 +53,10 @@ class FirstMisses:
         self.codes[row], self.requested[row], self.found[row] = _NUMBER[code], requested, found
         self.open[row] = False
 
+    def replace(self, rows: Any, other: "FirstMisses") -> None:
+        """Take over the misses of these rows from a query about them alone."""
+        self.codes[rows], self.requested[rows], self.found[rows] = other.codes, other.requested, other.found
+
 
 def add_misses(
     misses: FirstMisses, request: PodRequest, query: FeasibilityQuery, facts: CardFacts, cards_fit: Mask

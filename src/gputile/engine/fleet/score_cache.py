@@ -36,14 +36,18 @@ class CachedScores(msgspec.Struct):
 class ScoreCache:
     """The scores by request, in order of last use."""
 
-    def __init__(self) -> None:
+    def __init__(self, alike: "ScoreCache | None" = None) -> None:
+        """`alike`: a cache at the same tables and prices; what it knows by state of a node holds here too."""
         self._known: OrderedDict[Hashable, CachedScores] = OrderedDict()
+        self._alike = alike._known if alike is not None else {}
 
     def of(self, key: Hashable, shape: tuple[int, int]) -> CachedScores:
         """`shape`: how many cards and nodes the fleet has."""
         known = self._known.get(key)
         if known is None or known.cards.shape != shape:
             known = self._known[key] = CachedScores(np.zeros(shape[1]), np.zeros(shape, dtype=np.float32))
+            if key in self._alike:
+                known.states, known.choices = self._alike[key].states, self._alike[key].choices
             if len(self._known) > REQUESTS:
                 self._known.popitem(last=False)
         for by_state in (known.states, known.choices):

@@ -4,6 +4,7 @@
 workload. It reads the arrays of the fleet and never changes them.
 """
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -74,6 +75,13 @@ class Scorer:
         self._priced_at = 0  # arrivals
         self._starved = False
         self._cache = ScoreCache()
+
+    def over(self, fleet: FleetView) -> "Scorer":
+        """The same with what was learnt so far, for a copy of this fleet or of a part of it."""
+        self.tables()  # before the copy, so that it learns nothing of its own
+        scorer = copy.copy(self)
+        scorer._fleet, scorer._cache = fleet, ScoreCache(self._cache)
+        return scorer
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 

@@ -182,9 +182,9 @@ class Binder:
         return entry.allocation if usable.issuperset(entry.allocation.uses()) else None
 
     def _place(self, pod: Pod, request: PodRequest, node: str) -> Allocation:
-        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            allowed = self._ledger.quota_usage.allowed(pod.namespace, request)
-            answer = fleet.place(allowed, node, self._settings.policy, seed_of(pod.uid), call_budget(self._clock))
+        fleet, ignored = self._ledger.fleet_for(pod.uid, pod.priority), self._ledger.ignored_by(pod.uid, pod.priority)
+        allowed = self._ledger.quota_usage.allowed(pod.namespace, request, ignored)
+        answer = fleet.place(allowed, node, self._settings.policy, seed_of(pod.uid), call_budget(self._clock))
         if not isinstance(answer, Placement):
             raise self._lost_race(pod, node, f"it {about_one_node(answer.code)}")
         return allocation_of(pod, request, answer.grant(pod.uid, request.dialect))

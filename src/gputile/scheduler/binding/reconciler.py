@@ -203,11 +203,11 @@ class Reconciler:
         # Of several GPU models, prefer one that is within quota.
         allowed = self._cluster_state.ledger.quota_usage.allowed(pod.namespace, request)
         budget, policy, seed = call_budget(self._clock), self._settings.policy, seed_of(pod.uid)
-        with self._cluster_state.ledger.without_claims_of(pod.uid) as fleet:
-            answer = fleet.place(allowed, pod.node_name, policy, seed, budget.half())
-            if isinstance(answer, Placement):
-                return answer
-            return fleet.place(request, pod.node_name, policy, seed, budget)
+        fleet = self._cluster_state.ledger.fleet_for(pod.uid)
+        answer = fleet.place(allowed, pod.node_name, policy, seed, budget.half())
+        if isinstance(answer, Placement):
+            return answer
+        return fleet.place(request, pod.node_name, policy, seed, budget)
 
     def _reject(self, pod: Pod, refusal: Refusal) -> None:
         reason = f"the node {about_one_node(refusal.code)}"

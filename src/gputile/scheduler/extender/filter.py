@@ -92,7 +92,8 @@ class FilterService:
         names = self._unblocked(args.names, pod.uid)
         self._unreserve_earlier(pod.uid)
         # 2. Ask once what quota allows.
-        allowed = self._allowed(pod, request)
+        ignored = self._ledger.ignored_by(pod.uid, pod.priority)
+        allowed = self._ledger.quota_usage.allowed(pod.namespace, request, ignored)
         # 3. Answer a repeated request from the cache.
         is_cacheable = self._is_cacheable(args, names)
         cached = self._refusal_cache.get(allowed, args) if is_cacheable else None
@@ -100,12 +101,13 @@ class FilterService:
             self._metrics.remembered.inc()
             return self._reject(args, request, cached)
         # 4. Reserve the pod on the best node; on the next one if the cards there would cost more than quota allows.
+        fleet = self._ledger.fleet_for(pod.uid, pod.priority)
         over_quota: list[str] = []
         best: list[str] = []
         earlier = self._ledger.reservations()
         while len(over_quota) < TRIES:
             others = [name for name in names if name not in over_quota] if over_quota else names
-            best, placement = self._place(pod, allowed, others, budget)
+            best, placement = self._place(fleet, pod, allowed, others, budget)
             if placement is None:
                 break
             denied = self._reserve(pod, request, placement)
@@ -114,27 +116,19 @@ class FilterService:
                 return FilterAnswer(names=best[:1] if only_first else best)
             over_quota.append(placement.node)
         # 5. Reject the pod, and cache the rejection if it holds for every pod with this request.
-        rejection = self._rejection(args, allowed, budget)
+        rejection = self._rejection(fleet, args, allowed, budget)
         if not best and not over_quota and is_cacheable:
             self._refusal_cache.put(allowed, args, rejection)
         return self._reject(args, request, _with_over_quota(rejection, over_quota))
 
-    def _allowed(self, pod: Pod, request: PodRequest) -> PodRequest:
-        """The request with what the quota of its namespace allows."""
-        if not self._ledger.quota_usage.quotas:
-            return request
-        with self._ledger.without_claims_of(pod.uid, pod.priority):
-            return self._ledger.quota_usage.allowed(pod.namespace, request)
-
     def _place(
-        self, pod: Pod, allowed: PodRequest, names: list[str], budget: SearchBudget
+        self, fleet: Fleet, pod: Pod, allowed: PodRequest, names: list[str], budget: SearchBudget
     ) -> tuple[list[str], Placement | None]:
         """The best nodes, and the placement on the first of them."""
-        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            half = budget.half()  # the other half is for the cards, or for the reasons
-            best = self._nominated(fleet, allowed, names, pod.uid, half)
-            best = best or self._best(fleet, allowed, names, pod.uid, half)
-            answer = fleet.place(allowed, best[0], self._settings.policy, seed_of(pod.uid), budget) if best else None
+        half = budget.half()  # the other half is for the cards, or for the reasons
+        best = self._nominated(fleet, allowed, names, pod.uid, half)
+        best = best or self._best(fleet, allowed, names, pod.uid, half)
+        answer = fleet.place(allowed, best[0], self._settings.policy, seed_of(pod.uid), budget) if best else None
         return best, answer if isinstance(answer, Placement) else None
 
     def _nominated(
@@ -198,9 +192,8 @@ class FilterService:
         )
         return names is args.names and not may_use_nomination
 
-    def _rejection(self, args: FilterArgs, allowed: PodRequest, budget: SearchBudget) -> CachedRejection:
-        with self._ledger.without_claims_of(args.pod.uid, args.pod.priority) as fleet:
-            refusals = self._refusals(fleet, allowed, args, budget)
+    def _rejection(self, fleet: Fleet, args: FilterArgs, allowed: PodRequest, budget: SearchBudget) -> CachedRejection:
+        refusals = self._refusals(fleet, allowed, args, budget)
         answer = FilterAnswer(
             failed={refusal.node: refusal.sentence for refusal in refusals if refusal.resolvable},
             unresolvable={refusal.node: refusal.sentence for refusal in refusals if not refusal.resolvable},
@@ -243,10 +236,9 @@ class FilterService:
         if isinstance(request, BadRequest):
             return FilterAnswer(unresolvable=dict.fromkeys(args.names, request.message))
         new_nodes = {name: node for name in args.names if name not in self._ledger.fleet and (node := args.node(name))}
-        with self._ledger.without_claims_of(args.pod.uid) as fleet:
-            known = [name for name in args.names if name not in new_nodes]
-            allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request)
-            refusals = self._refusals(fleet, allowed, msgspec.structs.replace(args, names=known), budget)
+        known = [name for name in args.names if name not in new_nodes]
+        fleet, allowed = self._view(args.pod, request)
+        refusals = self._refusals(fleet, allowed, msgspec.structs.replace(args, names=known), budget)
         total_budget = SearchBudget(DRY_RUN_STEPS, DRY_RUN_SECONDS, self._clock)
         for node in new_nodes.values():
             yield
@@ -258,6 +250,11 @@ class FilterService:
             failed={refusal.node: refusal.sentence for refusal in refusals if refusal.resolvable},
             unresolvable={refusal.node: refusal.sentence for refusal in refusals if not refusal.resolvable},
         )
+
+    def _view(self, pod: Pod, request: PodRequest) -> tuple[Fleet, PodRequest]:
+        """The fleet without the pod's own claims, and the request with what quota allows."""
+        ignored = self._ledger.ignored_by(pod.uid)
+        return self._ledger.fleet_for(pod.uid), self._ledger.quota_usage.allowed(pod.namespace, request, ignored)
 
     def _refusal_of_new_node(
         self, pod: Pod, request: PodRequest, sent: NodeObject, budget: SearchBudget
@@ -280,11 +277,9 @@ class FilterService:
         request = self.requests.of(args.pod)
         if not isinstance(request, PodRequest):
             return dict.fromkeys(args.names, 0)
-        with self._ledger.without_claims_of(args.pod.uid) as fleet:
-            allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request)
-            scores = fleet.scores_of(
-                args.names, allowed, self._settings.policy, seed_of(args.pod.uid), call_budget(self._clock)
-            )
+        fleet, allowed = self._view(args.pod, request)
+        seed, budget = seed_of(args.pod.uid), call_budget(self._clock)
+        scores = fleet.scores_of(args.names, allowed, self._settings.policy, seed, budget)
         return dict(zip(args.names, _scaled(scores), strict=True))
 
 

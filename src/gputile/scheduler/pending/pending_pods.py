@@ -135,8 +135,8 @@ class PendingPods:
         self._freed_count += 1
 
     def _capacity_generation(self) -> int:
-        """How often capacity was freed. The ledger counts every increase on its cards itself."""
-        return self._freed_count + self._cluster_state.ledger.capacity_generation()
+        """How often capacity was freed. The fleet counts every increase on its cards itself."""
+        return self._freed_count + self._cluster_state.ledger.fleet.capacity_generation()
 
     async def run(self) -> None:
         while True:
@@ -275,9 +275,9 @@ class PendingPods:
     def _fitting_when_nominated(self, uid: str, pending: PendingPod) -> int:
         """Without the pod's own nomination, which must not count against it."""
         assert isinstance(pending.request, PodRequest)
-        with self._cluster_state.ledger.without_claims_of(uid, pending.pod.priority) as fleet:
-            allowed = self._cluster_state.ledger.quota_usage.allowed(pending.pod.namespace, pending.request)
-            return int(fleet.fits(allowed, self._budget()).sum())
+        ledger, pod = self._cluster_state.ledger, pending.pod
+        allowed = ledger.quota_usage.allowed(pod.namespace, pending.request, ledger.ignored_by(uid, pod.priority))
+        return int(ledger.fleet_for(uid, pod.priority).fits(allowed, self._budget()).sum())
 
 
 def _nudge_interval(pending: PendingPod) -> float:

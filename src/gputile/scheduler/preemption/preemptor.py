@@ -183,9 +183,9 @@ class Preemptor:
         known = [name for name in preemptor.names if name in self._ledger.fleet]
         blocked = self._availability.blocked(known, pod.uid)
         available = [name for name in known if name not in blocked]
-        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            allowed = self._ledger.quota_usage.allowed(pod.namespace, preemptor.request)
-            refusals = fleet.refusals(allowed, available, budget.part(FEASIBILITY_STEPS, FEASIBILITY_SECONDS))
+        fleet, ignored = self._ledger.fleet_for(pod.uid, pod.priority), self._ledger.ignored_by(pod.uid, pod.priority)
+        allowed = self._ledger.quota_usage.allowed(pod.namespace, preemptor.request, ignored)
+        refusals = fleet.refusals(allowed, available, budget.part(FEASIBILITY_STEPS, FEASIBILITY_SECONDS))
         return [refusal.node for refusal in refusals if refusal.resolvable] if len(refusals) == len(available) else []
 
     async def _select_candidate(

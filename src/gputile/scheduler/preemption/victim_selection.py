@@ -125,14 +125,14 @@ class VictimSelector:
     def fits_now(self, pod: Pod, request: PodRequest, node: str, budget: SearchBudget | None = None) -> bool:
         if node not in self._ledger.fleet:
             return False
-        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            allowed = self._ledger.quota_usage.allowed(pod.namespace, request)
-            return self._place(pod, allowed, fleet.view(node), budget) is not None
+        fleet, ignored = self._ledger.fleet_for(pod.uid, pod.priority), self._ledger.ignored_by(pod.uid, pod.priority)
+        allowed = self._ledger.quota_usage.allowed(pod.namespace, request, ignored)
+        return self._place(pod, allowed, fleet.view(node), budget) is not None
 
     def _request_after(self, pod: Pod, request: PodRequest) -> RequestAfterEviction:
         """What the quota allows the pod after some pods are gone."""
-        with self._ledger.without_claims_of(pod.uid, pod.priority):
-            return self._ledger.quota_usage.after_eviction(pod.namespace, request, self.is_terminating)
+        ignored = self._ledger.ignored_by(pod.uid, pod.priority)
+        return self._ledger.quota_usage.after_eviction(pod.namespace, request, self.is_terminating, ignored)
 
     def _plan(
         self,
@@ -154,8 +154,7 @@ class VictimSelector:
         """The node without this pod's own claims and without its terminating pods."""
         if node not in self._ledger.fleet:
             return None
-        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            return without(fleet.view(node), self._terminating(node))
+        return without(self._ledger.fleet_for(pod.uid, pod.priority).view(node), self._terminating(node))
 
     # ---- pods of a node ---------------------------------------------------------------------------------------------
 
