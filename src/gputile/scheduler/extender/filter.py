@@ -119,11 +119,12 @@ class FilterService:
         return self._reject(args, request, _with_over_quota(rejection, over_quota))
 
     def _allowed(self, pod: Pod, request: PodRequest) -> PodRequest:
-        """The request with what the quota of its namespace allows."""
-        if not self._ledger.quota_usage.quotas:
-            return request
+        """The request with what the quota of its namespace allows; nominations that the pod may use do not count."""
+        quota_usage = self._ledger.quota_usage
+        if not quota_usage.quotas or not self._ledger.nominations():
+            return quota_usage.allowed(pod.namespace, request)
         with self._ledger.without_claims_of(pod.uid, pod.priority):
-            return self._ledger.quota_usage.allowed(pod.namespace, request)
+            return quota_usage.allowed(pod.namespace, request)
 
     def _place(
         self, pod: Pod, allowed: PodRequest, names: list[str], budget: SearchBudget
