@@ -181,7 +181,7 @@ class ScriptedWatch(ScriptedApi):
     ],
 )
 async def test_a_watch_that_stays_broken_is_not_ready(
-    healing: WatchUpdate[Pod], monkeypatch: pytest.MonkeyPatch
+    healing: WatchUpdate[Pod], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", _Time(clock))
@@ -202,6 +202,7 @@ async def test_a_watch_that_stays_broken_is_not_ready(
         assert process.is_synced(), "the listed state stays"
         api.updates.put_nowait(healing)
         await replica.until(lambda: not process.why_not_ready())
+    assert [record.msg for record in caplog.records].count("watch failed; reconnecting") == 2, "each failure is logged"
 
 
 TROUBLES = ("gputile_watch_failures_total", {"kind": "pods"})

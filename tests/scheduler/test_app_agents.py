@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 
 from gputile.dialects.gputile import ORPHANED, write_orphaned_pods
-from gputile.kube.api import AgentLease, Json, Undecodable, WatchFailed, WatchUpdate
+from gputile.kube.api import AgentLease, Bookmark, Json, Undecodable, WatchFailed, WatchUpdate
 from gputile.ledger.events import Instruction
 from gputile.model.refusals import NodeReason
+from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.cluster_follower import STALE
 from gputile.scheduler.state.agent_liveness import AgentLivenessSettings
+from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node, pod
 from tests.scheduler.rig import ScriptedApi, tile
-from tests.scheduler.test_app import Replica, cluster, filter_body, running
+from tests.scheduler.test_app import Replica, cluster, filter_body, running, settings
 from tests.scheduler.test_cluster_state import grant
 from tests.scheduler.test_orphaned_pods import held
 
@@ -94,6 +96,23 @@ async def test_without_the_right_to_leases_it_logs_once_and_is_ready(
         late = time.monotonic() + 2 * STALE
         monkeypatch.setattr(replica.process.follower, "_clock", lambda: late)
         assert replica.process.why_not_ready() == ""
+
+
+@pytest.mark.parametrize(
+    ("updates", "is_disconnected"),
+    [
+        pytest.param([WatchFailed("reset")], True, id="a-failure"),
+        pytest.param([WatchFailed("reset"), Undecodable("Lease a/n2", "odd")], True, id="an-undecodable-lease"),
+        pytest.param([WatchFailed("reset"), Bookmark()], False, id="a-bookmark-ends-it"),
+    ],
+)
+async def test_the_agents_are_not_blamed_for_a_broken_watch(
+    updates: list[WatchUpdate[AgentLease]], is_disconnected: bool
+) -> None:
+    process = SchedulerApp(ScriptedLeases(*updates, nodes=NODES), settings(), Metrics())
+    for update in updates:
+        await process.follower.leases._handle(update)
+    assert process.cluster_state.agents.is_disconnected is is_disconnected
 
 
 async def test_an_undecodable_lease_is_skipped() -> None:
