@@ -37,7 +37,9 @@ INSTEAD = {
 }
 """What to write instead, and what must not be written: case-insensitive, whole words."""
 
-ANY = re.compile(rf"\b({'|'.join(INSTEAD.values())})\b", re.IGNORECASE)
+ANY = re.compile(rf"\b({'|'.join(INSTEAD.values())})\b")
+"""For text in lower case, which is three times as fast as to ignore the case."""
+
 BETWEEN_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|_")
 
 FORM = re.compile(r"^\s*(\"\"\")?(Room|Door): ", re.MULTILINE)
@@ -74,7 +76,7 @@ def complaints(path: Path, texts: list[tuple[int, str]]) -> list[str]:
     allowed = [text for place, texts_ in ALLOWED.items() if name.startswith(place) for text in texts_]
     found = []
     for line, text in texts:
-        if not ANY.search(text):
+        if not ANY.search(text.lower()):
             continue
         for exact in allowed:
             text = text.replace(exact, "")
@@ -87,7 +89,7 @@ def complaints(path: Path, texts: list[tuple[int, str]]) -> list[str]:
 
 def may_have_old_words(text: str) -> bool:
     """Whether any token of a module could be complained about. Splitting all modules into tokens takes seconds."""
-    return bool(ANY.search(text) or ANY.search(BETWEEN_WORDS.sub(" ", text)))
+    return bool(ANY.search(text.lower()) or ANY.search(BETWEEN_WORDS.sub(" ", text).lower()))
 
 
 def words_of(path: Path) -> list[tuple[int, str]]:

@@ -58,7 +58,7 @@ async def test_a_runtime_is_queried_over_its_socket(tmp_path: Path) -> None:
 
 
 async def test_a_missing_runtime_is_unavailable(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeUnavailable, match="is unavailable"):
+    with pytest.raises(RuntimeUnavailable, match="is unavailable: no program answers on the socket"):
         await ask(tmp_path / "missing.sock", OURS)
     with pytest.raises(RuntimeUnavailable, match="is unavailable"):
         await running(tmp_path / "missing.sock")

@@ -26,6 +26,7 @@ from gputile.kubelet.checkpoint import CheckpointEntry, UnreadableCheckpoint, re
 from gputile.kubelet.device_plugin import Device, PluginError
 from gputile.kubelet.messages import CDIDevice, ContainerAllocateResponse
 from gputile.model.cards import Card
+from gputile.model.decode_errors import file_problem
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.telemetry.logs import fields
@@ -198,7 +199,7 @@ class CardPlugin:
         try:
             self._context.cdi_specs.write(pod, slot, container_edits)
         except (OSError, IsolationUnavailable) as error:
-            raise PluginError(f"cannot write the CDI spec of this container: {error}") from error
+            raise PluginError(f"cannot write the CDI spec of this container: {file_problem(error)}") from error
 
     async def _granted_pod(self, owner: CheckpointEntry) -> NodePod:
         """The pod with its grant. The leader grants a pod that another scheduler bound within about a second, so the

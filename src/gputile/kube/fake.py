@@ -6,6 +6,7 @@ checks the UID, and a second Binding gets 409. It must not be used with a real c
 """
 
 import asyncio
+import marshal
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -206,11 +207,10 @@ class MemoryApi:
             yield item if isinstance(item, Undecodable) else Change(event, item)
 
 
-def _copied(value: Any) -> Any:
-    """A copy of JSON, several times faster than `copy.deepcopy`."""
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
+def _copied(item: Json) -> Json:
+    """Several times faster than `copy.deepcopy`."""
+    copy: Json = marshal.loads(marshal.dumps(item))
+    return copy
 
 
 def _decoded(item: Json, item_type: type[T]) -> T | Undecodable:

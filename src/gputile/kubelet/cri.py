@@ -12,6 +12,7 @@ import msgspec
 
 from gputile.kubelet import messages as wire
 from gputile.kubelet.device_plugin import PLAIN_SOCKETS
+from gputile.kubelet.grpc_errors import call_problem
 from gputile.kubelet.protobuf import Message, decoder, encode
 from gputile.model.errors import GputileError
 
@@ -79,7 +80,7 @@ async def _call(socket: Path, method: str, request: Message, response_type: type
                 f"{socket}: the container runtime has replaced its socket, and the agent has the old one mounted; "
                 "the agent exits, so that the kubelet restarts it with the new socket"
             ) from error
-        raise RuntimeUnavailable(f"{socket}: the container runtime is unavailable: {error.details()}") from error
+        raise RuntimeUnavailable(f"{socket}: the container runtime is unavailable: {call_problem(error)}") from error
     if response is None:  # what gRPC returns when the deserializer fails
         raise RuntimeUnavailable(f"{socket}: the container runtime's response is undecodable")
     return response

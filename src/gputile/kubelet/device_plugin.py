@@ -18,7 +18,9 @@ import grpc
 import msgspec
 
 from gputile.kubelet import messages as wire
+from gputile.kubelet.grpc_errors import call_problem
 from gputile.kubelet.protobuf import Message, decoder, encode
+from gputile.model.decode_errors import file_problem
 from gputile.model.errors import GputileError
 
 SOCKET = "kubelet.sock"
@@ -125,9 +127,9 @@ class PluginServer:
                 await self._serve()
             await self._register()
         except grpc.RpcError as error:
-            return str(_details(error))
+            return f"{self._folder / SOCKET}: the kubelet did not accept the registration: {call_problem(error)}"
         except (OSError, RuntimeError) as error:  # the disk is full, or the folder is gone
-            return f"{self._folder}: cannot create a plugin socket: {error}"
+            return f"{self._folder}: cannot create a plugin socket: {file_problem(error)}"
         self.is_registered, self._kubelet, self._streamed_at = True, kubelet, self._clock()
         return ""
 
@@ -255,7 +257,3 @@ def _identity(socket: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_ino, status.st_ctime_ns
-
-
-def _details(error: grpc.RpcError) -> object:
-    return error.details() if isinstance(error, grpc.aio.AioRpcError) else error

@@ -47,11 +47,10 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def uses(self) -> Mapping[str, Use]:
         """By card UUID: the most that this pod holds of the card at any time."""
-        if len(self.containers) != 1:
-            return self._uses  # cached: called often, and there may be thousands of containers
-        tiles = self.containers[0].tiles
-        uses = {tile.uuid: Use(tile.memory, tile.cores, self._slots) for tile in tiles}
-        return uses if len(uses) == len(tiles) else self._uses
+        tiles = self.containers[0].tiles if len(self.containers) == 1 else ()
+        if len(tiles) != 1:
+            return self._uses  # cached: called often, and there may be thousands of tiles
+        return {tiles[0].uuid: Use(tiles[0].memory, tiles[0].cores, self._slots)}
 
     @property
     def _slots(self) -> int:
