@@ -17,12 +17,12 @@ from threading import Thread
 from typing import Any
 
 import msgspec
+from tests import hostile
 from tests.e2e.api import ApiError, Kube, Manifest
+from tests.hostile import MakePod
 
 from bench.prober import Address, Cluster
 from bench.slow_clients import half_bodies, half_heads, unread_pages
-from gputile.testing import hostile
-from gputile.testing.hostile import MakePod
 
 PRIORITY = "hostile"  # the PriorityClass of the important pods
 FIRST, LONGEST = 1.0, 10.0  # seconds of kube-scheduler's backoff

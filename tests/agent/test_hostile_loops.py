@@ -30,12 +30,12 @@ from gputile.kubelet.cri import RUNNING, UID, CdiSupport
 from gputile.nvml.driver import DriverGpu
 from gputile.nvml.fake import FakeDriver
 from gputile.telemetry.agent_metrics import AgentMetrics
-from gputile.testing import hostile
 from gputile.testing.builders import pod
-from gputile.testing.hostile import MakePod
+from tests import hostile
 from tests.agent.node import NodeInMemory
 from tests.agent.rig import Kubelet
 from tests.effort import examples
+from tests.hostile import MakePod
 from tests.kubelet.kubelet import ScriptedKubelet
 from tests.kubelet.runtime import runtime
 from tests.scheduler.test_hostile import after, no_tracebacks, pods

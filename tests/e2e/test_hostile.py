@@ -11,8 +11,7 @@ from contextlib import ExitStack
 import pytest
 from bench.attackers import creatable, important
 
-from gputile.testing import hostile
-from gputile.testing.hostile import MakePod
+from tests import hostile
 from tests.e2e.api import Kube, Manifest
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.gputile import NAMESPACE, Replica, rights
@@ -20,6 +19,7 @@ from tests.e2e.nodes import gpu_node, join
 from tests.e2e.pods import node_of, tile
 from tests.e2e.processes import wait_until
 from tests.e2e.service import Service
+from tests.hostile import MakePod
 
 SPACE, NODE = "hostile", "n0"
 SOON = 20.0  # seconds; kube-scheduler's own back-off may be ten of them

@@ -27,10 +27,10 @@ from gputile.scheduler.pending import pending_pods
 from gputile.scheduler.preemption import preemptor
 from gputile.scheduler.settings import PreemptSettings, Settings, TellSettings
 from gputile.telemetry.metrics import Metrics
-from gputile.testing import hostile
 from gputile.testing.builders import node, pod
-from gputile.testing.hostile import MakePod
+from tests import hostile
 from tests.effort import examples
+from tests.hostile import MakePod
 from tests.scheduler.rig import tile
 
 ROUND = 0.01  # seconds between two rounds of a loop

@@ -170,11 +170,9 @@ class Scorer:
     def _scarcity(self, request: PodRequest, policy: str, rows: Rows | slice) -> Floats | None:
         """By row: the penalty for scarce cards; None where it does not apply."""
         weight, average = _learnt(policy).scarcity, self._fleet.average_card()
-        main = [ask for ask in request.asks if ask.role is not Role.INIT]
+        main = [ask for ask in request.asks if ask.role is not Role.INIT] if weight else []
         size = sum(ask.cards * ask_share(ask, average) for ask in main) / CARD
-        if not weight or not size:
-            return None
-        return np.asarray(weight * size * self._fleet.node_prices(self._prices)[rows])
+        return np.asarray(weight * size * self._fleet.node_prices(self._prices)[rows]) if size else None
 
     def scores_where(self, fitting: Mask, request: PodRequest, policy: str) -> Floats:
         """By row: the score where the pod fits, minus infinity elsewhere.
