@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from gputile.dialects import gputile, records, registry
-from gputile.dialects.device_resources import SERVED, device_resources, status_resources
 from gputile.dialects.kube_objects import GrantContext, Metadata, NodeObject
 from gputile.dialects.settings import DialectSettings
 from gputile.engine.placement.place import Placement, place
@@ -21,7 +20,6 @@ from gputile.model.cards import Card, Node, NodeView
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.requests import PodRequest
 from gputile.scheduler.extender.server import routes
-from gputile.scheduler.state.cluster_state import GUESSING
 from gputile.sim.manifests import load_file
 from gputile.testing.builders import pod
 from tests.dialects.shortcuts import AT, bound, object_of
@@ -29,6 +27,7 @@ from tests.dialects.shortcuts import AT, bound, object_of
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "seven.json"
 SEVEN = ("gpushare", "gputile", "hami", "nano", "nvidia", "vcuda", "vgpu")
+DIALECTS = {dialect.NAME: dialect for dialect in registry.DIALECTS}
 SETTINGS = {
     "default": DialectSettings(),
     "other units": DialectSettings(
@@ -77,34 +76,29 @@ MORE_PODS: list[list[dict[str, Any]]] = [
 
 
 def served(serve: list[str], cards: tuple[Card, ...], settings: DialectSettings) -> Iterable[list[Any]]:
-    for name in serve:
-        for resource in device_resources(name, cards, settings, shares_nvidia="hami" in serve):
-            devices = resource.devices
-            digest = hashlib.sha256(json.dumps(devices).encode()).hexdigest()[:16]
-            shown = [len(devices), *devices[:1], *devices[-1:], digest]
-            yield [resource.resource, resource.dialect, resource.fault, shown]
-
-
-def status(serve: list[str], cards: tuple[Card, ...], settings: DialectSettings) -> dict[str, int]:
-    return {name: amount for each in serve for name, amount in status_resources(each, cards, settings).items()}
+    for resource in registry.device_resources(serve, cards, settings):
+        devices = resource.devices
+        digest = hashlib.sha256(json.dumps(devices).encode()).hexdigest()[:16]
+        shown = [len(devices), *devices[:1], *devices[-1:], digest]
+        yield [resource.resource, resource.dialect, resource.fault, shown]
 
 
 def facts() -> dict[str, Any]:
     """What a dialect is, apart from pods."""
     return {
         name: {
-            "guesses": name in GUESSING,
-            "served": name in SERVED,
+            "guesses": registry.agent_guesses(name),
+            "served": name in registry.names(),
             **{
                 case: {
-                    "resources": sorted(registry.BY_NAME[name].resources(settings)),
-                    "record keys": sorted(registry.BY_NAME[name].record_keys(settings)),
+                    "resources": sorted(DIALECTS[name].resources(settings)),
+                    "record keys": sorted(DIALECTS[name].record_keys(settings)),
                     "gpus": {
                         resource: [
                             records.requested_gpus(object_of(pod({resource: amount})), settings)
                             for amount in (0, 1, 7, 100, 150, "?")
                         ]
-                        for resource in sorted(registry.BY_NAME[name].resources(settings))
+                        for resource in sorted(DIALECTS[name].resources(settings))
                     },
                 }
                 for case, settings in SETTINGS.items()
@@ -116,7 +110,10 @@ def facts() -> dict[str, Any]:
 
 def devices() -> dict[str, Any]:
     return {
-        f"{'+'.join(serve)}, {case}, {kind}": [list(served(serve, cards, settings)), status(serve, cards, settings)]
+        f"{'+'.join(serve)}, {case}, {kind}": [
+            list(served(serve, cards, settings)),
+            registry.status_resources(serve, cards, settings),
+        ]
         for serve in SERVE
         for case, settings in SETTINGS.items()
         for kind, cards in CARDS.items()
@@ -148,7 +145,7 @@ def walk(manifest: dict[str, Any], settings: DialectSettings) -> Any:
     placement = place(request, NodeView.empty(SHELF))
     if not isinstance(placement, Placement):
         return [*answer, "does not fit"]
-    grant = placement.grant("uid-1", request.dialect)
+    grant = placement.grant("uid-1", request)
     context = GrantContext(
         grant=grant, pod=object_of(manifest), asked=request, cards=SHELF.cards, at=AT, settings=settings
     )

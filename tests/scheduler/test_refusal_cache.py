@@ -59,7 +59,7 @@ def nomination(rig: Rig, name: str) -> None:
     assert isinstance(request, PodRequest)
     placement = rig.ledger.fleet.place(request, "n1")
     assert isinstance(placement, Placement)
-    rig.ledger.handle(Nominated(allocation_of(pod, request, placement.grant(pod.uid, request.dialect)), 2000.0))
+    rig.ledger.handle(Nominated(allocation_of(pod, request, placement.grant(pod.uid, request)), 2000.0))
 
 
 class TestARepeatedRejection:

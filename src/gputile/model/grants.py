@@ -10,7 +10,7 @@ from functools import cached_property
 import msgspec
 
 from gputile.model.cards import Card, Use
-from gputile.model.requests import SLOT_DIALECTS, Amounts, ContainerRequest, Role, most_at_once
+from gputile.model.requests import Amounts, ContainerRequest, Role, most_at_once
 from gputile.model.units import MiB, Percent
 
 
@@ -43,6 +43,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     node: str
     dialect: str
     containers: tuple[ContainerGrant, ...]  # only containers with tiles, in the pod's order
+    slots: int = 1  # that one tile takes of its card; the dialect decides it, and no record names it
     unplaced: int = 0  # more GPUs of the node that the pod holds, where it is unknown which ones
 
     def uses(self) -> Mapping[str, Use]:
@@ -50,12 +51,8 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if len(self.containers) != 1:
             return self._uses  # cached: called often, and there may be thousands of containers
         tiles = self.containers[0].tiles
-        uses = {tile.uuid: Use(tile.memory, tile.cores, self._slots) for tile in tiles}
+        uses = {tile.uuid: Use(tile.memory, tile.cores, self.slots) for tile in tiles}
         return uses if len(uses) == len(tiles) else self._uses
-
-    @property
-    def _slots(self) -> int:
-        return int(self.dialect in SLOT_DIALECTS)
 
     @cached_property
     def _uses(self) -> Mapping[str, Use]:
@@ -70,5 +67,5 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         sums: dict[str, Amounts] = {}
         for tile in container.tiles:
             memory, cores, slots = sums.get(tile.uuid, (0, 0, 0))
-            sums[tile.uuid] = (memory + tile.memory, cores + tile.cores, slots + self._slots)
+            sums[tile.uuid] = (memory + tile.memory, cores + tile.cores, slots + self.slots)
         return sums

@@ -97,7 +97,7 @@ class MemoryCluster:
         self.ledger.handle(PodGone(self.pods.pop(key)["metadata"]["uid"]))
 
     def _bind(self, key: str, pod: Pod, asked: PodRequest, placement: Placement) -> Grant:
-        grant = placement.grant(pod.uid, asked.dialect)
+        grant = placement.grant(pod.uid, asked)
         allocation = Allocation(
             pod=pod.uid,
             node=placement.node,

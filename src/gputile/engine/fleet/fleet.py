@@ -558,5 +558,9 @@ def _ignores_names(rule: Constraints) -> bool:
 
 def _without_host(request: PodRequest) -> PodRequest:
     return PodRequest(
-        dialect=request.dialect, asks=request.asks, together=request.together, constraints=request.constraints
+        dialect=request.dialect,
+        asks=request.asks,
+        together=request.together,
+        constraints=request.constraints,
+        slots=request.slots,
     )

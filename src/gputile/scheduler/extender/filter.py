@@ -27,7 +27,7 @@ from gputile.scheduler.extender.refusal_cache import CachedRejection, RefusalCac
 from gputile.scheduler.extender_api import FilterAnswer, FilterArgs
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.state.allocations import SECONDS, STEPS, allocation_of, seed_of
-from gputile.scheduler.state.cluster_state import GUESSING, ClusterState
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.scheduler.state.node_availability import NodeAvailability
 from gputile.scheduler.state.pod_requests import PodRequests
 from gputile.scheduler.state.unschedulable import UnschedulablePod
@@ -108,7 +108,7 @@ class FilterService:
             allowed, best, placement = self._place(pod, request, others, budget)
             if placement is None or not quota_usage.quotas or len(over_quota) == TRIES:
                 break
-            if not self._ledger.beyond_quota(allocation_of(pod, request, placement.grant(pod.uid, request.dialect))):
+            if not self._ledger.beyond_quota(allocation_of(pod, request, placement.grant(pod.uid, request))):
                 break
             over_quota.append(best[0])
         # 4. Reject the pod, and cache the rejection if it holds for every pod with this request.
@@ -167,7 +167,7 @@ class FilterService:
         if pod.uid not in self._cluster_state.pending:
             self.requests.remember(pod)
             return False
-        allocation = allocation_of(pod, request, placement.grant(pod.uid, request.dialect))
+        allocation = allocation_of(pod, request, placement.grant(pod.uid, request))
         done = self._ledger.handle(Reserved(allocation, self._clock()))
         return not any(isinstance(instruction, Denied) for instruction in done)
 
@@ -263,12 +263,12 @@ class FilterService:
         node = registry.read_node(sent, self._cluster_state.settings)
         if isinstance(node, BadRequest):
             return Refusal(sent.name, NodeReason.UNKNOWN_NODE, 1, 0, False)
-        if node.agent in GUESSING and self._settings.other_agents == "refuse":
+        if registry.agent_guesses(node.agent) and self._settings.other_agents == "refuse":
             return Refusal(sent.name, NodeReason.OTHER_AGENT, 1, 0, False)
         answer = place(request, NodeView.empty(node), self._settings.policy, budget=budget)
         if isinstance(answer, Refusal):
             return answer
-        allocation = allocation_of(pod, request, answer.grant(pod.uid, request.dialect))
+        allocation = allocation_of(pod, request, answer.grant(pod.uid, request))
         over_quota = self._ledger.quota_usage.objection(allocation, node)
         return Refusal(sent.name, NodeReason.QUOTA, 1, 0, False) if over_quota else None
 
