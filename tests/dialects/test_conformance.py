@@ -102,13 +102,22 @@ def imports(module: ModuleType | None, seen: set[str] | None = None) -> Iterator
     seen = set() if seen is None else seen
     assert module is not None
     for statement in ast.walk(ast.parse(inspect.getsource(module))):
-        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("gputile.dialects"):
-            for name in {statement.module or "", *(f"{statement.module}.{alias.name}" for alias in statement.names)}:
-                found = sys.modules.get(name)
-                if found is not None and name != "gputile.dialects" and name not in seen:
-                    seen.add(name)
-                    yield name
-                    yield from imports(found, seen)
+        for name in names_in(statement):
+            found = sys.modules.get(name)
+            if found is not None and name.startswith("gputile.dialects.") and name not in seen:
+                seen.add(name)
+                yield name
+                yield from imports(found, seen)
+
+
+def names_in(statement: ast.AST) -> list[str]:
+    """The modules that an import statement names, and what may be modules."""
+    match statement:
+        case ast.Import(names=aliases):
+            return [alias.name for alias in aliases]
+        case ast.ImportFrom(module=str(module), names=aliases):
+            return [module, *(f"{module}.{alias.name}" for alias in aliases)]
+    return []
 
 
 def test_its_extender_paths_are_verbs_and_no_pages(dialect: Dialect) -> None:

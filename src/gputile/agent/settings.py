@@ -98,7 +98,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Name of the node. In the DaemonSet it is NODE_NAME of the downward API."""
 
     serve: tuple[str, ...] = ("gputile",)
-    """Dialects whose resources the agent registers: gputile, gpushare, nano, vcuda, nvidia, hami, vgpu."""
+    """Dialects whose resources the agent registers, by their names in docs/dialects.md."""
 
     isolation: Isolation = "none"
     """How containers are limited to their GPUs, unless the pod chooses another isolation: see docs/agent.md."""
