@@ -16,8 +16,8 @@ from gputile.agent.cdi_specs import CdiSpecStore, slots_of
 from gputile.agent.isolation import Json
 from gputile.agent.node_pods import NodePods
 from gputile.dialects import gputile
-from gputile.dialects.device_resources import device_resources
 from gputile.dialects.kube_objects import Pod
+from gputile.dialects.registry import device_resources
 from gputile.dialects.settings import DEFAULTS
 from gputile.kubelet.device_plugin import PluginError
 from gputile.kubelet.messages import ContainerAllocateResponse
@@ -74,7 +74,7 @@ class Node:
             has_cdi=has_cdi,
         )
         self.context.cards = {card.uuid: card for card in CARDS}
-        (device_resource,) = device_resources(gputile.NAME, CARDS, DEFAULTS, shares_nvidia=False)
+        (device_resource,) = device_resources([gputile.NAME], CARDS, DEFAULTS)
         self.plugin = CardPlugin(device_resource, self.context, AgentMetrics())
 
     async def pods(self, *pods: Pod) -> "Node":

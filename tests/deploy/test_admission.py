@@ -8,7 +8,7 @@ import pytest
 from gputile.agent.inventory import labels
 from gputile.agent.node_reporter import CONDITION
 from gputile.cli.checks.control import POLICIES
-from gputile.dialects import device_resources, gputile, registry
+from gputile.dialects import gputile, registry
 from gputile.dialects.kube_objects import GrantContext, PodRecord
 from gputile.dialects.settings import DEFAULTS
 from gputile.engine.placement.place import Placement, place
@@ -51,7 +51,7 @@ def written_for(manifest: Manifest) -> PodRecord:
     request = read(manifest)
     placement = place(request, NodeView.empty(SHELF))
     assert isinstance(placement, Placement), placement
-    grant = placement.grant("uid-1", request.dialect)
+    grant = placement.grant("uid-1", request)
     return registry.write_grant(
         GrantContext(grant=grant, pod=object_of(manifest), asked=request, cards=SHELF.cards, at=AT, settings=DEFAULTS)
     )
@@ -159,18 +159,10 @@ def test_of_a_quota_the_scheduler_may_write_the_last_good_text() -> None:
 
 
 def test_an_agent_may_change_its_extended_resources_and_no_device_plugin_resources() -> None:
-    reported = {
-        name
-        for dialect in device_resources.SERVED
-        for name in device_resources.status_resources(dialect, SHELF.cards, DEFAULTS)
-    }
+    reported = registry.status_resources(registry.names(), SHELF.cards, DEFAULTS).keys()
     assert set(strings("gputile-agents", "sums")) == reported
-    carriers = {
-        carrier.resource
-        for dialect in device_resources.SERVED
-        for carrier in device_resources.device_resources(dialect, SHELF.cards, DEFAULTS, shares_nvidia=False)
-    }
-    assert not carriers & reported
+    served = registry.device_resources(registry.names(), SHELF.cards, DEFAULTS)
+    assert not {carrier.resource for carrier in served} & reported
 
 
 def nodes_chosen() -> set[str]:

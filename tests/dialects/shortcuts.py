@@ -8,6 +8,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from gputile.dialects import nvidia, records, registry
+from gputile.dialects.dialect import Dialect
 from gputile.dialects.kube_objects import GrantContext, Pod, PodRecord
 from gputile.dialects.parsing import convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
@@ -86,7 +87,7 @@ def grant_context(
 ) -> GrantContext:
     """These tiles for this pod on this node."""
     request = read(manifest, settings)
-    grant = Grant(pod="uid-1", node=node.name, dialect=request.dialect, containers=containers)
+    grant = Grant(pod="uid-1", node=node.name, dialect=request.dialect, containers=containers, slots=request.slots)
     return GrantContext(grant=grant, pod=object_of(manifest), asked=request, cards=node.cards, at=AT, settings=settings)
 
 
@@ -118,20 +119,22 @@ SHELF = Node(
 """Cards of eight sizes, round and not, whose index is not their position in the list."""
 
 
-def assert_round_trip(dialect: registry.Dialect, manifest: Manifest, settings: DialectSettings = DEFAULTS) -> None:
+def assert_round_trip(dialect: Dialect, manifest: Manifest, settings: DialectSettings = DEFAULTS) -> None:
     """read(write(grant)) == grant, by the dialect's own record alone and by ours."""
     request = read(manifest, settings)
     assert request.dialect == dialect.NAME
     placement = place(request, NodeView.empty(SHELF))
     assume(isinstance(placement, Placement))
     assert isinstance(placement, Placement)
-    grant = placement.grant("uid-1", dialect.NAME)
+    grant = placement.grant("uid-1", request)
     context = GrantContext(
         grant=grant, pod=object_of(manifest), asked=request, cards=SHELF.cards, at=AT, settings=settings
     )
     with_record = bound(manifest, dialect.write_grant(context))
     if dialect.NAME != nvidia.NAME:  # writes nothing of its own
-        assert dialect.read_grant(with_record, SHELF.cards, settings) == grant
+        by_dialect = dialect.read_grant(with_record, SHELF.cards, settings)
+        assert by_dialect is not None
+        assert registry.with_slots(by_dialect) == grant
         assert records.read_grant(with_record, SHELF, settings) == grant
     assert records.read_grant(bound(manifest, registry.write_grant(context)), SHELF, settings) == grant
 

@@ -286,7 +286,7 @@ def test_amounts_are_written_in_the_units_of_the_setting() -> None:
     assert (written[TOTAL], written[CARD_SIZE], written[ALLOCATION]) == ("3000", "15360", '{"0":{"0":3000}}')
 
 
-C0_ON_1 = Grant(pod="uid-1", node="n1", dialect="gpushare", containers=(held("c0", tile(1, 3072)),))
+C0_ON_1 = Grant(pod="uid-1", node="n1", dialect="gpushare", containers=(held("c0", tile(1, 3072)),), slots=0)
 
 
 @pytest.mark.parametrize(

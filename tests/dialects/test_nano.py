@@ -149,7 +149,7 @@ def test_written_grant(
     assert (both.labels, both.env) == (written.labels, written.env)
 
 
-ONE = Grant(pod="uid-1", node="n1", dialect="nano", containers=(held("c0", tile(1, 1024, 20)),))
+ONE = Grant(pod="uid-1", node="n1", dialect="nano", containers=(held("c0", tile(1, 1024, 20)),), slots=0)
 
 
 @pytest.mark.parametrize(

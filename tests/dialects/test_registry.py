@@ -12,17 +12,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gputile.dialects import gpushare, records, registry
-from gputile.dialects.gputile import GPU, MEMORY
+from gputile.dialects.gputile import GPU, MEMORY, NOMINATION, Nomination, write_nomination
 from gputile.dialects.kube_objects import Pod
 from gputile.dialects.parsing import convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card, Node
-from gputile.model.grants import Grant
+from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.refusals import BadRequest, NodeReason, RequestError
 from gputile.model.requests import PodRequest
 from gputile.model.units import LARGEST_CARD
 from gputile.testing.builders import ask, node, pod
-from tests.dialects.shortcuts import Manifest, Rejected, expect, node_of, raw_node, read
+from tests.dialects.shortcuts import Manifest, Rejected, expect, node_of, object_of, raw_node, read
 
 # ---- pods -----------------------------------------------------------------------------------------------------------
 
@@ -657,3 +657,25 @@ def test_more_than_64_containers_with_gpus_are_too_many(
     manifest = pod(*limits) if kind == "containers" else pod({"cpu": 1}, init=tuple(limits))
     parsed = registry.read_pod(manifest)
     assert (isinstance(parsed, BadRequest) and parsed.code is RequestError.TOO_MANY_CONTAINERS) == is_too_many
+
+
+# ---- slots ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dialect", "slots"),
+    [
+        *(pytest.param(name, 1, id=f"{name}-counts-slots") for name in ("gputile", "nvidia", "hami", "vgpu")),
+        *(pytest.param(name, 0, id=f"{name}-does-not") for name in ("gpushare", "nano", "vcuda", "unknown", "")),
+    ],
+)
+def test_slots_of_one_tile(dialect: str, slots: int) -> None:
+    assert registry.slots_of(dialect) == slots
+
+
+def test_a_nomination_counts_the_slots_of_its_dialect() -> None:
+    containers = (ContainerGrant("c0", (Tile("GPU-0", 0, 1000, 10),)),)
+    grant = Grant(pod="uid-1", node="n1", dialect="vcuda", containers=containers, slots=0)
+    nomination = Nomination(grant, until=1, victims=("uid-2",))
+    nominated = pod(annotations={NOMINATION: write_nomination(nomination, at=1)})
+    assert registry.read_nomination(object_of(nominated)) == nomination

@@ -242,7 +242,7 @@ def test_records_of_the_original_are_read(
     limits: dict[str, Any], annotations: dict[str, str], want: tuple[ContainerGrant, ...] | None
 ) -> None:
     parsed_grant = records.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), CARDS)
-    grant = None if want is None else Grant(pod="uid-1", node="n1", dialect="vcuda", containers=want)
+    grant = None if want is None else Grant(pod="uid-1", node="n1", dialect="vcuda", containers=want, slots=0)
     assert parsed_grant == grant
 
 

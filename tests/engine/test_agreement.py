@@ -158,7 +158,7 @@ def test_every_policy_places_what_fits_and_never_overcommits(
     assert isinstance(answer, Placement) == fits(request, view)
     if isinstance(answer, Placement):
         free_by_card = {card.uuid: free for card, free in zip(view.node.cards, view.free_by_card, strict=True)}
-        for uuid, use in answer.grant("uid", request.dialect).uses().items():
+        for uuid, use in answer.grant("uid", request).uses().items():
             assert use.memory <= free_by_card[uuid].memory
             assert use.cores <= free_by_card[uuid].cores
             assert use.slots <= free_by_card[uuid].slots

@@ -69,7 +69,7 @@ def test_a_pod_of_thousands_of_containers_is_placed_without_recursion() -> None:
     where = place(many, node().cards(2, size=16).view())
     assert isinstance(where, Placement)
     assert len(where.containers) == DEEP + 1
-    assert where.grant("u", "vcuda").uses() == {"GPU-n1-0": Use(1, 0, 0)}
+    assert where.grant("u", many).uses() == {"GPU-n1-0": Use(1, 0, 0)}
 
 
 def test_a_node_of_thousands_of_cards_is_searched_without_recursion() -> None:

@@ -100,7 +100,7 @@ class Cluster(RuleBasedStateMachine):
 
     def allocation(self, pod: str, placement: Placement) -> Allocation:
         request = self.requests[pod]
-        grant = placement.grant(pod, request.dialect)
+        grant = placement.grant(pod, request)
         rank = int(pod[1:]) % 3  # so that priorities differ
         return Allocation(
             pod=pod,

@@ -12,9 +12,9 @@ from gputile.testing.builders import ask
 APP, SIDECAR, INIT = Role.APP, Role.SIDECAR, Role.INIT
 
 
-def grant(*containers: tuple[Role, list[Tile]], dialect: str = "gputile") -> Grant:
+def grant(*containers: tuple[Role, list[Tile]], slots: int = 1) -> Grant:
     made = tuple(ContainerGrant(f"c{n}", tuple(tiles), role) for n, (role, tiles) in enumerate(containers))
-    return Grant(pod="uid-1", node="n1", dialect=dialect, containers=made)
+    return Grant(pod="uid-1", node="n1", dialect="", containers=made, slots=slots)
 
 
 def a(memory: int, cores: int = 0) -> Tile:
@@ -77,16 +77,10 @@ def test_uses(given: Grant, uses: dict[str, Use]) -> None:
     assert given.uses() == uses
 
 
-@pytest.mark.parametrize(
-    ("dialect", "slots"),
-    [
-        *(pytest.param(name, 1, id=f"{name}-takes-a-slot") for name in ("gputile", "nvidia", "hami", "vgpu")),
-        *(pytest.param(name, 0, id=f"{name}-takes-none") for name in ("gpushare", "nano", "vcuda")),
-    ],
-)
-def test_slots_by_dialect(dialect: str, slots: int) -> None:
-    assert grant((APP, [a(5)]), dialect=dialect).uses() == {"a": Use(5, 0, slots)}
-    two = grant((APP, [a(5)]), (APP, [a(5)]), dialect=dialect)
+@pytest.mark.parametrize("slots", [pytest.param(1, id="a-tile-takes-a-slot"), pytest.param(0, id="a-tile-takes-none")])
+def test_slots_of_a_grant(slots: int) -> None:
+    assert grant((APP, [a(5)]), slots=slots).uses() == {"a": Use(5, 0, slots)}
+    two = grant((APP, [a(5)]), (APP, [a(5)]), slots=slots)
     assert two.uses() == {"a": Use(10, 0, 2 * slots)}
 
 

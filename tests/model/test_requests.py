@@ -2,8 +2,8 @@
 
 import pytest
 
-from gputile.model.requests import Constraints, ContainerRequest, Match, ModelRule, PodRequest, Role, phases
-from gputile.testing.builders import ask, wants
+from gputile.model.requests import Constraints, ContainerRequest, Match, ModelRule, Role, phases
+from gputile.testing.builders import ask
 
 APP, SIDECAR, INIT = Role.APP, Role.SIDECAR, Role.INIT
 
@@ -118,15 +118,3 @@ def test_memory_of_a_card_of_15109_mib(wanted: ContainerRequest, memory: int) ->
 def test_whole_cards_are_all_memory_all_cores_and_exclusive() -> None:
     want = ContainerRequest(container="c", role=INIT, cards=2, memory_percent=100, cores=100, exclusive=True)
     assert ContainerRequest.whole("c", INIT, 2) == want
-
-
-@pytest.mark.parametrize(
-    ("dialect", "slots"),
-    [
-        *(pytest.param(name, 1, id=f"{name}-counts-slots") for name in ("gputile", "nvidia", "hami", "vgpu")),
-        *(pytest.param(name, 0, id=f"{name}-does-not") for name in ("gpushare", "nano", "vcuda")),
-    ],
-)
-def test_slots_of_one_tile(dialect: str, slots: int) -> None:
-    request: PodRequest = wants(ask(1), dialect=dialect)
-    assert request.slots == slots

@@ -132,9 +132,10 @@ def ledger_with(quota: Quota = TWO_CARDS, **others: Quota) -> Ledger:
 
 
 def whole(ledger: Ledger, pod: str, namespace: str = "team-a", name: str = "n1", card: int = 0) -> Allocation:
-    where = ledger.fleet.place(wants(ask(whole=True), uuids=frozenset({f"GPU-{name}-{card}"})), name)
+    request = wants(ask(whole=True), uuids=frozenset({f"GPU-{name}-{card}"}))
+    where = ledger.fleet.place(request, name)
     assert isinstance(where, Placement)
-    return Allocation(pod=pod, name=f"{namespace}/{pod}", node=name, grant=where.grant(pod, "gputile"))
+    return Allocation(pod=pod, name=f"{namespace}/{pod}", node=name, grant=where.grant(pod, request))
 
 
 def test_reserved_assumed_confirmed_and_nominated_pods_are_counted() -> None:
@@ -204,9 +205,10 @@ def test_a_pod_on_a_node_that_is_gone_keeps_its_cost_until_it_is_gone_too() -> N
 
 def test_a_node_that_comes_back_with_other_cards_is_charged_for_those() -> None:
     ledger = ledger_with(Quota((Limit(model="*", cards=400),)))
-    where = ledger.fleet.place(wants(ask(100)), "n1")
+    request = wants(ask(100))
+    where = ledger.fleet.place(request, "n1")
     assert isinstance(where, Placement)
-    ledger.handle(Confirmed(Allocation(pod="p1", name="team-a/p1", node="n1", grant=where.grant("p1", "gputile"))))
+    ledger.handle(Confirmed(Allocation(pod="p1", name="team-a/p1", node="n1", grant=where.grant("p1", request))))
     assert ledger.quota_usage.held("team-a") == {"A100": Amount(10, 100, 0)}
     ledger.handle(NodeSeen(node("n1").cards(4, "A30", 200).node()))
     assert ledger.quota_usage.held("team-a") == {"A30": Amount(50, 100, 0)}
@@ -292,9 +294,10 @@ class TestUnknownNodesAndCards:
         ledger = Ledger()
         ledger.handle(NodeSeen(node("n1").cards(2, "A100").node()))
         ledger.handle(QuotasSet({"team-0": Quota((Limit(model="*", cards=200),))}))
-        where = ledger.fleet.place(wants(ask(cores=100)), "n1")
+        request = wants(ask(cores=100))
+        where = ledger.fleet.place(request, "n1")
         assert isinstance(where, Placement)
-        ledger.handle(Confirmed(Allocation(pod="a", node="n1", name="team-0/a", grant=where.grant("a", "gputile"))))
+        ledger.handle(Confirmed(Allocation(pod="a", node="n1", name="team-0/a", grant=where.grant("a", request))))
         assert ledger.quota_usage.held("team-0")["A100"].cards == 100
         return ledger
 

@@ -67,7 +67,7 @@ def nomination(rig: Rig, name: str) -> None:
     assert isinstance(request, PodRequest)
     placement = rig.ledger.fleet.place(request, "n1")
     assert isinstance(placement, Placement)
-    rig.ledger.handle(Nominated(allocation_of(pod, request, placement.grant(pod.uid, request.dialect)), 2000.0))
+    rig.ledger.handle(Nominated(allocation_of(pod, request, placement.grant(pod.uid, request)), 2000.0))
 
 
 class TestARepeatedRejection:
@@ -222,7 +222,7 @@ def too_much(rig: Rig, name: str) -> Allocation:
     pod, request = rig.cluster_state.pending[f"uid-{name}"].pod, request_of(rig, name)
     placement = place(request, NodeView.empty(rig.ledger.fleet.view("n1").node))
     assert isinstance(placement, Placement)
-    return allocation_of(pod, request, placement.grant(pod.uid, request.dialect))
+    return allocation_of(pod, request, placement.grant(pod.uid, request))
 
 
 def fits_when_nominated(rig: Rig, name: str) -> None:

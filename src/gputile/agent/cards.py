@@ -9,8 +9,8 @@ from gputile.agent.health import CardHealth
 from gputile.agent.inventory import inventory, labels
 from gputile.agent.node_reporter import DesiredNodeStatus
 from gputile.agent.settings import AgentSettings
-from gputile.dialects import gputile, hami
-from gputile.dialects.device_resources import DeviceResource, device_resources, status_resources
+from gputile.dialects import gputile, registry
+from gputile.dialects.device_resources import DeviceResource
 from gputile.dialects.kube_objects import NodeInventory
 from gputile.kubelet.cri import CdiSupport
 from gputile.model.cards import Card
@@ -63,13 +63,7 @@ class CardInventory:
 
     def device_resources(self) -> list[DeviceResource]:
         """The resources to register with the kubelet."""
-        serve, settings, cards = self._settings.serve, self._settings.dialects, self.current()
-        shared = hami.NAME in serve
-        return [
-            resource
-            for dialect in serve
-            for resource in device_resources(dialect, cards, settings, shares_nvidia=shared)
-        ]
+        return registry.device_resources(self._settings.serve, self.current(), self._settings.dialects)
 
     def desired_status(self, cordoned: Collection[str], cdi: CdiSupport) -> DesiredNodeStatus:
         """What the node object should have. A cordon is an administrator's annotation, not part of the inventory."""
@@ -77,9 +71,7 @@ class CardInventory:
         in_use = sum(card.healthy and card.uuid not in cordoned for card in cards)
         self._metrics.cards.labels("in use").set(in_use)
         self._metrics.cards.labels("out of use").set(len(cards) - in_use)
-        resources: dict[str, int] = {}
-        for dialect in self._settings.serve:
-            resources |= status_resources(dialect, cards, self._settings.dialects)
+        resources = registry.status_resources(self._settings.serve, cards, self._settings.dialects)
         reason, message = self._condition(cards, cdi)
         self._had_cards |= bool(cards)
         annotation = self._inventory_annotation(one_at_a_time=not cdi.works) if self._had_cards else None

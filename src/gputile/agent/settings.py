@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from gputile.dialects.device_resources import SERVED
+from gputile.dialects import registry
 from gputile.dialects.settings import DialectSettings
 from gputile.http.server import host_and_port
 from gputile.kube.client import ClientSettings
@@ -98,7 +98,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Name of the node. In the DaemonSet it is NODE_NAME of the downward API."""
 
     serve: tuple[str, ...] = ("gputile",)
-    """Dialects whose resources the agent registers: gputile, gpushare, nano, vcuda, nvidia, hami, vgpu."""
+    """Dialects whose resources the agent registers, by their names in docs/dialects.md."""
 
     isolation: Isolation = "none"
     """How containers are limited to their GPUs, unless the pod chooses another isolation: see docs/agent.md."""
@@ -157,11 +157,12 @@ def checked(settings: AgentSettings) -> AgentSettings:
             f"setting `grant_timeout`: {settings.grant_timeout:g} is too long; use at most {LONGEST_GRANT_TIMEOUT:g}, "
             "because a kubelet waits 30 seconds for PreStartContainer"
         )
-    unknown = [dialect for dialect in settings.serve if dialect not in SERVED]
+    known = registry.names()
+    unknown = [dialect for dialect in settings.serve if dialect not in known]
     if unknown:
-        raise InputError(f"setting `serve`: unknown dialect {', '.join(unknown)}; use some of {', '.join(SERVED)}")
+        raise InputError(f"setting `serve`: unknown dialect {', '.join(unknown)}; use some of {', '.join(known)}")
     if not settings.serve:
-        raise InputError(f"setting `serve`: the list is empty; use some of {', '.join(SERVED)}")
+        raise InputError(f"setting `serve`: the list is empty; use some of {', '.join(known)}")
     if settings.heartbeat.duration < 2 * settings.heartbeat.renew:
         raise InputError(
             "setting `heartbeat.duration`: must be at least twice `heartbeat.renew`; otherwise the node flaps"

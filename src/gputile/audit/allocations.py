@@ -10,7 +10,7 @@ import msgspec
 from gputile.audit.fields import shown
 from gputile.audit.holdings import NONE, Holding, held
 from gputile.audit.objects import AuditedPod, UnreadableObject
-from gputile.audit.records import gpushare, gputile, hami, nano, vcuda, vgpu_manager
+from gputile.audit.records import gputile, readers, vgpu_manager
 from gputile.audit.records.gputile import GRANT, GrantRecord
 from gputile.audit.records.record import NO_CONTAINER, InvalidRecord, Record, RecordedTile, validated
 from gputile.audit.requests import AuditedRequest, gpu_like, read_request
@@ -18,7 +18,6 @@ from gputile.audit.sizes import NodeGpus
 from gputile.audit.times import seconds
 
 OURS = "gputile"
-FAMILIES = (hami, vgpu_manager, vcuda, gpushare, nano)
 
 
 class AuditedAllocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +56,7 @@ def allocate(pod: AuditedPod, gpus: NodeGpus) -> AuditedAllocation:
 
 
 def has_record(pod: AuditedPod) -> bool:
-    return GRANT in pod.annotations or any(family.has_record(pod) for family in FAMILIES)
+    return GRANT in pod.annotations or any(reader.has_record(pod) for reader in readers.READERS)
 
 
 def requested(pod: AuditedPod, gpus: NodeGpus) -> AuditedRequest | None:
@@ -96,15 +95,15 @@ def _of_grant(pod: AuditedPod, grant: GrantRecord, gpus: NodeGpus) -> Record:
         for tile in container.tiles
         if tile.uuid in gpus.by_uuid
     )
-    return Record(family=OURS, tiles=tiles, takes_slots=grant.takes_slots)
+    return Record(family=OURS, tiles=tiles, takes_slots=readers.takes_slots(grant.dialect))
 
 
 def _of_family(pod: AuditedPod, gpus: NodeGpus, invalid_records: list[InvalidRecord]) -> Record | None:
     """The family of the node's agent first: that agent allocates by its own record."""
     if not _counts_records(pod, gpus):
         return None
-    for family in sorted(FAMILIES, key=lambda family: gpus.agent != family.FAMILY):
-        record = family.read(pod, gpus)
+    for reader in sorted(readers.READERS, key=lambda reader: gpus.agent != reader.FAMILY):
+        record = reader.read(pod, gpus)
         if isinstance(record, Record):
             record = validated(record, pod, gpus)
         if isinstance(record, Record):

@@ -15,6 +15,7 @@ from gputile.audit.holdings import NONE, SOMEWHERE, HeldAmounts, Holding, at_onc
 from gputile.audit.notices import Notices
 from gputile.audit.objects import AuditedNode, AuditedPod, UnreadableObject, label_of, read_node, read_pod
 from gputile.audit.records.gputile import GrantRecord, GrantRecordContainer, read_orphaned_pods
+from gputile.audit.records.readers import takes_slots
 from gputile.audit.report import AuditReport, FindingCode, GpuHolder, UnplacedGpus
 from gputile.audit.sizes import NodeGpus, common_unit, read_gpus
 from gputile.audit.sums import GpuSums
@@ -191,7 +192,7 @@ class _Audit:
             f"containers of pod {shown(grant.pod)}, which was deleted, still run on node {grant.node} and hold GPUs"
         )
         self._notices.remark(FindingCode.ORPHANED, message, node=grant.node)
-        gpus, slot = self._nodes[grant.node], int(grant.takes_slots)
+        gpus, slot = self._nodes[grant.node], int(takes_slots(grant.dialect))
         parts = ((Role(container.role), _granted(container, gpus, slot)) for container in grant.containers)
         for uuid, of in at_once(parts).items():
             name = f"{DELETED}/{shown(grant.pod)}"

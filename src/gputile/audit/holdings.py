@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gputile.audit.objects import AuditedPod
+from gputile.audit.records.readers import takes_slots
 from gputile.audit.records.record import Record, RecordedTile
 from gputile.audit.requests import AuditedContainerRequest, AuditedRequest
 from gputile.audit.sizes import NodeGpus
 from gputile.model.cards import Card
-from gputile.model.requests import SLOT_DIALECTS, Role
+from gputile.model.requests import Role
 from gputile.model.units import ALL, MiB, Percent
 
 SOMEWHERE = ""
@@ -91,7 +92,7 @@ class _Holder:
         self._asks = {ask.container: ask for ask in asks}
         self._larger = larger and (record is None or request is None or request.is_readable)
         family = record.family if record else request.family if request else ""
-        self._slot = int(record.takes_slots if record else family in SLOT_DIALECTS)
+        self._slot = int(record.takes_slots if record else takes_slots(family))
         self._tiles: dict[int, list[RecordedTile]] = {}
         for tile in record.tiles if record else ():
             self._tiles.setdefault(tile.container, []).append(tile)

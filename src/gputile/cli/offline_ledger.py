@@ -12,8 +12,9 @@ import msgspec
 from gputile.cli.lease_age import seconds_expired
 from gputile.cli.source import ClusterSnapshot
 from gputile.dialects.allocations import allocation_of
-from gputile.dialects.gputile import NAME, read_nomination
+from gputile.dialects.gputile import NAME
 from gputile.dialects.kube_objects import Pod
+from gputile.dialects.registry import read_nomination
 from gputile.dialects.settings import DialectSettings
 from gputile.kube.api import AgentLease
 from gputile.ledger.events import NodeSeen, Nominated, QuotasSet

@@ -6,10 +6,11 @@
 All containers of a pod share the same card or cards: the original guarantees it, and its tools read one index per pod.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from gputile.dialects.device_resources import DeviceResource, within_message_limit
 from gputile.dialects.kube_objects import Container, GrantContext, NodeInventory, NodeObject, Pod, PodRecord
 from gputile.dialects.parsing import (
     UnreadableValue,
@@ -38,11 +39,36 @@ MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 INDEX, TOTAL, CARD_SIZE = "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_POD", "ALIYUN_COM_GPU_MEM_DEV"
 ASSIGNED, ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSIGNED", "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 ALLOCATION = "scheduler.framework.gpushare.allocation"
+EXTENDS = ""
+SLOTS_PER_TILE = 0
+AGENT_GUESSES = True
+EXTENDER_PATHS: tuple[str, ...] = ("/gpushare-scheduler/filter", "/gpushare-scheduler/bind")
+EXAMPLES: tuple[Mapping[str, int], ...] = ({MEM: 3},)
 _ALLOCATIONS = msgspec.json.Decoder(dict[int, dict[int, int]])
 
 
 def resources(settings: DialectSettings) -> frozenset[str]:
     return frozenset({MEM, COUNT})
+
+
+def amounts_of_one_gpu(settings: DialectSettings) -> Mapping[str, int]:
+    return {COUNT: 1}
+
+
+def device_resources(cards: list[Card], settings: DialectSettings) -> list[DeviceResource]:
+    """In GiB with the device IDs of gpushare, which its tools parse; in MiB with the card's index, which is shorter."""
+    size = unit(settings)
+    devices = [
+        (f"{card.uuid if size > 1 else card.index}-_-{n}", card.uuid)
+        for card in cards
+        for n in range(card.memory // size)
+    ]
+    remedy = "count `aliyun.com/gpu-mem` in GiB (setting `gpushare_unit`)"
+    return [within_message_limit(MEM, NAME, devices, remedy)]
+
+
+def status_resources(cards: list[Card], settings: DialectSettings) -> dict[str, int]:
+    return {COUNT: len(cards)}
 
 
 def unit(settings: DialectSettings) -> MiB:

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from gputile.dialects.device_resources import DeviceResource, by_count
 from gputile.dialects.kube_objects import Container, GrantContext, NodeInventory, NodeObject, Pod, PodRecord, Weight
 from gputile.dialects.parsing import (
     LARGEST_NODE,
@@ -52,10 +53,29 @@ ISOLATION = "gputile.io/isolation"
 KNOWN = frozenset((*SELECTIONS, GRANT, NOMINATION, NUDGED, GPU, MEMORY, CORES))
 HINTS = 3  # unknown annotations for which the nearest known name is shown
 VERSION = 1
+EXTENDS = ""
+SLOTS_PER_TILE = 1
+AGENT_GUESSES = False
+EXTENDER_PATHS: tuple[str, ...] = tuple(
+    f"/gputile/{verb}" for verb in ("filter", "prioritize", "bind", "preempt", "filter-dryrun", "steer")
+)
+EXAMPLES: tuple[Mapping[str, int], ...] = ({GPU: 2, MEMORY: 3072, CORES: 30},)
 
 
 def resources(settings: DialectSettings) -> frozenset[str]:
     return frozenset({GPU, MEMORY, CORES})
+
+
+def amounts_of_one_gpu(settings: DialectSettings) -> Mapping[str, int]:
+    return {GPU: 1}
+
+
+def device_resources(cards: list[Card], settings: DialectSettings) -> list[DeviceResource]:
+    return [by_count(GPU, NAME, cards)]
+
+
+def status_resources(cards: list[Card], settings: DialectSettings) -> dict[str, int]:
+    return {MEMORY: sum(card.memory for card in cards), CORES: sum(card.cores for card in cards)}
 
 
 # ---- read a pod ---------------------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@
 A pod that requests neither cores nor a part of the memory gets the card exclusively.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import msgspec
 
+from gputile.dialects.device_resources import DeviceResource, by_count
 from gputile.dialects.kube_objects import Container, GrantContext, NodeInventory, NodeObject, Pod, PodRecord, Weight
 from gputile.dialects.parsing import (
     LARGEST_NODE,
@@ -47,10 +48,27 @@ ALLOCATED, TO_ALLOCATE = "hami.io/vgpu-devices-allocated", "hami.io/vgpu-devices
 NODE = "hami.io/vgpu-node"
 REGISTER, SCORE, CORDON = "hami.io/node-nvidia-register", "hami.io/node-nvidia-score", "hami.io/device-cordon"
 WEIGHTS = "hami.io/device-scoring-weights"
+EXTENDS = "nvidia"
+SLOTS_PER_TILE = 1
+AGENT_GUESSES = True
+EXTENDER_PATHS: tuple[str, ...] = ("/filter", "/bind")
+EXAMPLES: tuple[Mapping[str, int], ...] = ({GPU: 2, MEMORY: 3000, CORES: 30}, {GPU: 1, PERCENT: 50})
 
 
 def resources(settings: DialectSettings) -> frozenset[str]:
     return frozenset({MEMORY, PERCENT, CORES, PRIORITY})
+
+
+def amounts_of_one_gpu(settings: DialectSettings) -> Mapping[str, int]:
+    return {GPU: 1}
+
+
+def device_resources(cards: list[Card], settings: DialectSettings) -> list[DeviceResource]:
+    return [by_count(GPU, NAME, cards)]
+
+
+def status_resources(cards: list[Card], settings: DialectSettings) -> dict[str, int]:
+    return {}
 
 
 # ---- read a pod ---------------------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@
 memory reserve no memory. Memory without cores allocates no card and is rejected.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import msgspec
 
+from gputile.dialects.device_resources import DeviceResource, by_count
 from gputile.dialects.kube_objects import Container, GrantContext, NodeInventory, NodeObject, Pod, PodRecord
 from gputile.dialects.parsing import (
     UnreadableValue,
@@ -38,6 +39,10 @@ from gputile.model.requests import ContainerRequest, PodRequest, Role
 from gputile.model.units import ALL, MiB
 
 NAME = "nano"
+EXTENDS = ""
+SLOTS_PER_TILE = 0
+AGENT_GUESSES = False
+EXTENDER_PATHS: tuple[str, ...] = tuple(f"/scheduler/{verb}" for verb in ("filter", "priorities", "prioritize", "bind"))
 
 
 class NanoGeneration(msgspec.Struct, frozen=True):
@@ -56,10 +61,28 @@ THREE = NanoGeneration(
     "elasticgpu.io/gpu-core", "elasticgpu.io/gpu-memory", "elasticgpu.io/assumed", "elasticgpu.io/container-"
 )
 GENERATIONS = (THREE, TWO, ONE)
+EXAMPLES: tuple[Mapping[str, int], ...] = (
+    {ONE.core: 20, ONE.memory: 4},
+    {TWO.core: 20},
+    {THREE.core: 20, THREE.memory: 4096},
+)
 
 
 def resources(settings: DialectSettings) -> frozenset[str]:
     return frozenset(name for g in GENERATIONS for name in (g.core, g.memory) if name)
+
+
+def amounts_of_one_gpu(settings: DialectSettings) -> Mapping[str, int]:
+    return {generation.core: ALL for generation in GENERATIONS}
+
+
+def device_resources(cards: list[Card], settings: DialectSettings) -> list[DeviceResource]:
+    return [by_count(generation.core, NAME, cards, ALL) for generation in GENERATIONS]
+
+
+def status_resources(cards: list[Card], settings: DialectSettings) -> dict[str, int]:
+    memory = sum(card.memory for card in cards)
+    return {each.memory: memory // unit(each, settings) for each in (ONE, THREE)}
 
 
 def unit(generation: NanoGeneration, settings: DialectSettings) -> MiB:

@@ -7,8 +7,9 @@ With `nvidia.com/gpumem` or `gpucores` beside it, the pod uses the hami dialect.
 so there is no record to read; our grant is in `gputile.io/grant`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from gputile.dialects.device_resources import DeviceResource, by_count
 from gputile.dialects.kube_objects import GrantContext, NodeInventory, NodeObject, Pod, PodRecord
 from gputile.dialects.parsing import amount, build_request, count_of, unnamed_cards, visible_devices
 from gputile.dialects.selectors import by_nvidia_keys
@@ -19,10 +20,31 @@ from gputile.model.requests import ContainerRequest, PodRequest
 
 NAME = "nvidia"
 GPU = "nvidia.com/gpu"
+EXTENDS = ""
+SLOTS_PER_TILE = 1
+AGENT_GUESSES = False
+EXTENDER_PATHS: tuple[str, ...] = tuple(
+    f"/apis/{api}/schedule/{verb}"
+    for api in ("metrics.nvidia.com/v1alpha1", "nvidia-gpu-scheduler/v1")
+    for verb in ("filter", "prioritize", "preempt", "bind")
+)
+EXAMPLES: tuple[Mapping[str, int], ...] = ({GPU: 2},)
 
 
 def resources(settings: DialectSettings) -> frozenset[str]:
     return frozenset({GPU})
+
+
+def amounts_of_one_gpu(settings: DialectSettings) -> Mapping[str, int]:
+    return {GPU: 1}
+
+
+def device_resources(cards: list[Card], settings: DialectSettings) -> list[DeviceResource]:
+    return [by_count(GPU, NAME, cards, 1)]
+
+
+def status_resources(cards: list[Card], settings: DialectSettings) -> dict[str, int]:
+    return {}
 
 
 def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:

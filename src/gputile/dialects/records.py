@@ -12,16 +12,16 @@ from functools import lru_cache
 
 import msgspec
 
-from gputile.dialects import gpushare, gputile, vcuda
+from gputile.dialects import gpushare, gputile, registry, vcuda
+from gputile.dialects.dialect import Dialect
 from gputile.dialects.kube_objects import Container, Pod
 from gputile.dialects.parsing import UnreadableValue, amount_or_none
-from gputile.dialects.registry import BY_NAME, DIALECTS, Dialect, checked_grant, read_pod
+from gputile.dialects.registry import checked_grant, named, read_pod, with_slots
 from gputile.dialects.settings import DEFAULTS, UNIT, DialectSettings
 from gputile.model.cards import Card, Node
 from gputile.model.grants import ContainerGrant, Grant, Tile, take
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import ContainerRequest, PodRequest, Role, most_at_once
-from gputile.model.units import ALL
 
 LENGTH_OF_A_TIME = len("2026-01-01T00:00:00Z")
 
@@ -53,16 +53,16 @@ def read_held(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS)
 
 def carries_record(pod: Pod, settings: DialectSettings = DEFAULTS) -> bool:
     """Whether there is a grant or record on the pod, valid or not."""
-    keys = _fixed_keys(settings)
+    keys = _fixed_keys(registry.DIALECTS, settings)
     if not (pod.annotations.keys().isdisjoint(keys) and pod.labels.keys().isdisjoint(keys)):
         return True
     return bool(pod.annotations) and not vcuda.lacks_record(pod)
 
 
 @lru_cache(maxsize=4)
-def _fixed_keys(settings: DialectSettings) -> frozenset[str]:
+def _fixed_keys(dialects: tuple[Dialect, ...], settings: DialectSettings) -> frozenset[str]:
     """The keys of all records except vcuda's numbered ones. Cached, because every pod is compared with them."""
-    return frozenset(key for dialect in DIALECTS for key in dialect.record_keys(settings))
+    return frozenset(key for dialect in dialects for key in dialect.record_keys(settings))
 
 
 def settings_on(node: Node | None, settings: DialectSettings = DEFAULTS) -> DialectSettings:
@@ -112,8 +112,8 @@ def _recorded_grant(pod: Pod, node: Node, settings: DialectSettings) -> Grant | 
 
 def _families(agent: str) -> Iterable[Dialect]:
     """The families that write records, the family of the node's agent first."""
-    first = [BY_NAME[agent]] if agent in BY_NAME else []
-    return [family for family in (*first, *DIALECTS) if family.NAME != gputile.NAME]
+    families = (named(agent), *registry.DIALECTS)
+    return [family for family in families if family is not None and family.NAME != gputile.NAME]
 
 
 def _valid_record(family: Dialect, pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
@@ -121,9 +121,11 @@ def _valid_record(family: Dialect, pod: Pod, cards: tuple[Card, ...], settings: 
         record = family.read_grant(pod, cards, settings)
     except UnreadableValue:
         return None
+    if record is None:
+        return None
     by_uuid = {card.uuid: card for card in cards}
-    tiles = [tile for held in (record.containers if record else ()) for tile in held.tiles]
-    return record if all(_is_within(tile, by_uuid.get(tile.uuid)) for tile in tiles) else None
+    tiles = [tile for held in record.containers for tile in held.tiles]
+    return with_slots(record) if all(_is_within(tile, by_uuid.get(tile.uuid)) for tile in tiles) else None
 
 
 def _is_within(tile: Tile, card: Card | None) -> bool:
@@ -186,30 +188,28 @@ def unplaced_grant(pod: Pod, node: Node | None, settings: DialectSettings = DEFA
     return Grant(pod=pod.uid, node=node.name, dialect="", containers=(), unplaced=count) if count else None
 
 
+ANY_AMOUNT = 2**31
+"""Larger than any amount: a resource of this size per GPU is always a share of one."""
+
+
 def requested_gpus(pod: Pod, settings: DialectSettings = DEFAULTS) -> int:
     """How many GPUs the pod requests at one time, parsed as leniently as possible: a share counts as one GPU."""
-    names = frozenset().union(*(dialect.resources(settings) for dialect in DIALECTS))
-    return _peak(pod, {container.name: _gpus(container, names) for _, container in pod.containers()})
+    sizes = dict.fromkeys(registry.all_resources(settings), ANY_AMOUNT)
+    for dialect in registry.DIALECTS:
+        sizes |= dialect.amounts_of_one_gpu(settings)
+    return _peak(pod, {container.name: _gpus(container, sizes) for _, container in pod.containers()})
 
 
-def _gpus(container: Container, names: frozenset[str]) -> int:
+def _gpus(container: Container, sizes: dict[str, int]) -> int:
+    """`sizes`: the amount of each resource that is one GPU."""
     resources = container.resources
     amounts = {**((resources and resources.limits) or {}), **((resources and resources.requests) or {})}
-    return max((_gpus_of(container, name) for name in amounts.keys() & names), default=0)
+    return max((_gpus_of(container, name, sizes[name]) for name in amounts.keys() & sizes.keys()), default=0)
 
 
-def _gpus_of(container: Container, name: str) -> int:
-    """100 cores are a GPU, GPUs count directly, and any amount of memory is a share of one GPU."""
+def _gpus_of(container: Container, name: str, size: int) -> int:
     amount = amount_or_none(container, name)
-    if amount is None:
-        return 1
-    if name.endswith(PER_CARD):
-        return amount
-    return -(-amount // ALL) if name.endswith(PER_HUNDRED) else min(amount, 1)
-
-
-PER_CARD = ("/gpu", "/vgpu-number", "/gpu-count")
-PER_HUNDRED = ("/vcuda-core", "/gpu-core", "/gpu-percent")
+    return 1 if amount is None else -(-amount // size)
 
 
 def _peak(pod: Pod, gpus: dict[str, int]) -> int:

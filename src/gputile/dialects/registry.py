@@ -1,15 +1,17 @@
-"""The registry of dialects: it finds the dialect of a pod or node, and reads and writes it.
+"""The registry of dialects: it lists them, finds the dialect of a pod or node, and reads and writes it.
 
 Nothing here raises on bad input: a pod is a request, a pod without GPUs, or a `BadRequest`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from gputile.dialects import gpushare, gputile, hami, nano, nvidia, selectors, vcuda, vgpu
+from gputile.dialects.device_resources import DeviceResource
+from gputile.dialects.dialect import Dialect
 from gputile.dialects.kube_objects import Amounts, GrantContext, NodeInventory, NodeObject, Pod, PodRecord
 from gputile.dialects.parsing import UnreadableValue, convert_node, convert_pod, resource_value, shortened
 from gputile.dialects.settings import DEFAULTS, DialectSettings
@@ -19,29 +21,59 @@ from gputile.model.refusals import BadRequest, NodeReason, RequestError
 from gputile.model.requests import PodRequest
 from gputile.model.units import LARGEST_CARD, Quantity, host_mebibytes, millicores
 
-
-class Dialect(Protocol):
-    """The interface of a dialect's module: its resources, the keys of its records, and how it reads and writes."""
-
-    NAME: str
-
-    def resources(self, settings: DialectSettings) -> frozenset[str]: ...
-    def read_pod(self, pod: Pod, settings: DialectSettings) -> PodRequest | None: ...
-    def write_grant(self, context: GrantContext) -> PodRecord: ...
-    def record_keys(self, settings: DialectSettings) -> Iterable[str]: ...
-    def read_grant(self, pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None: ...
-    def read_cards(self, node: NodeObject, settings: DialectSettings) -> NodeInventory | None: ...
-
-
 # By how exactly the agents describe their nodes: registers of single cards first, then averages, then labels.
 DIALECTS: tuple[Dialect, ...] = (gputile, hami, vgpu, vcuda, gpushare, nano, nvidia)
-BY_NAME = {dialect.NAME: dialect for dialect in DIALECTS}
 
 NOTHING: tuple[Quantity, ...] = (0, "0", None)
 """Amounts that request nothing."""
 
 MOST_CONTAINERS = 64
 """Containers of one pod that may request GPUs."""
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def named(name: str) -> Dialect | None:
+    """None for a dialect that this gputile does not know."""
+    return _by_name(DIALECTS).get(name)
+
+
+@lru_cache(maxsize=4)
+def _by_name(dialects: tuple[Dialect, ...]) -> dict[str, Dialect]:
+    return {dialect.NAME: dialect for dialect in dialects}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(dialect.NAME for dialect in DIALECTS)
+
+
+def slots_of(name: str) -> int:
+    """The slots that a tile of this dialect takes of its card."""
+    dialect = named(name)
+    return dialect.SLOTS_PER_TILE if dialect is not None else 0
+
+
+def agent_guesses(agent: str) -> bool:
+    """Whether the agent of this dialect guesses the pod of an allocation."""
+    dialect = named(agent)
+    return dialect is not None and dialect.AGENT_GUESSES
+
+
+def extender_paths() -> frozenset[str]:
+    """The paths of all dialects' extenders."""
+    return frozenset(path for dialect in DIALECTS for path in dialect.EXTENDER_PATHS)
+
+
+def all_resources(settings: DialectSettings) -> frozenset[str]:
+    """The resources of all dialects."""
+    return frozenset().union(*_resources(DIALECTS, settings))
+
+
+@lru_cache(maxsize=4)
+def _resources(dialects: tuple[Dialect, ...], settings: DialectSettings) -> tuple[frozenset[str], ...]:
+    """The resources of each dialect. Cached, because every pod is read with the same settings."""
+    return tuple(dialect.resources(settings) for dialect in dialects)
 
 
 # ---- pods -----------------------------------------------------------------------------------------------------------
@@ -71,12 +103,14 @@ def _read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
         raise UnreadableValue(
             RequestError.MIXED_DIALECTS, f"pod: it mixes {len(used)} dialects ({listing}); use the resources of one"
         )
-    request = BY_NAME[next(iter(used))].read_pod(pod, settings)
+    dialect = _by_name(DIALECTS)[next(iter(used))]
+    request = dialect.read_pod(pod, settings)
     if request is None:
         return None
     return msgspec.structs.replace(
         request,
         constraints=selectors.merge(request.constraints, selectors.by_gputile_keys(pod)),
+        slots=dialect.SLOTS_PER_TILE,
     )
 
 
@@ -94,7 +128,7 @@ def _reject_too_many_containers(pod: Pod, settings: DialectSettings) -> None:
     containers = [container.resources for _, container in pod.containers() if container.resources]
     if len(containers) <= MOST_CONTAINERS:
         return
-    known = _all_resources(settings)
+    known = all_resources(settings)
     count = sum(_requests_any(named.limits, known) or _requests_any(named.requests, known) for named in containers)
     if count > MOST_CONTAINERS:
         raise UnreadableValue(
@@ -114,27 +148,18 @@ def _dialects_of(pod: Pod, settings: DialectSettings) -> dict[str, str]:
     amounts = list(_amounts(pod))
     requested = [resource for resource, value in amounts if value not in NOTHING]
     used: dict[str, str] = {}
-    for dialect, resources in zip(DIALECTS, _resources(settings), strict=True):
+    for dialect, resources in zip(DIALECTS, _resources(DIALECTS, settings), strict=True):
         first = next((resource for resource in requested if resource in resources), None)
         if first is not None:
             used[dialect.NAME] = first
-    if nvidia.NAME in used:  # a share beside `nvidia.com/gpu`, even of 0, makes the pod a hami pod
-        share = next((resource for resource, _ in amounts if resource in hami.resources(settings)), None)
-        if share is not None:
-            del used[nvidia.NAME]
-            used[hami.NAME] = share
+    for dialect in DIALECTS:
+        if dialect.EXTENDS in used:  # a share beside `nvidia.com/gpu`, even of 0, makes the pod a hami pod
+            known = dialect.resources(settings)
+            share = next((resource for resource, _ in amounts if resource in known), None)
+            if share is not None:
+                del used[dialect.EXTENDS]
+                used[dialect.NAME] = share
     return used
-
-
-@lru_cache(maxsize=4)
-def _resources(settings: DialectSettings) -> tuple[frozenset[str], ...]:
-    """The resources of each dialect. Cached, because every pod is read with the same settings."""
-    return tuple(dialect.resources(settings) for dialect in DIALECTS)
-
-
-@lru_cache(maxsize=4)
-def _all_resources(settings: DialectSettings) -> frozenset[str]:
-    return frozenset().union(*_resources(settings))
 
 
 def _amounts(pod: Pod) -> Iterator[tuple[str, Quantity]]:
@@ -148,7 +173,7 @@ def _amounts(pod: Pod) -> Iterator[tuple[str, Quantity]]:
 def _reject_resources_in_annotations(pod: Pod, settings: DialectSettings) -> None:
     """Other schedulers silently ignore `nvidia.com/gpumem` as an annotation, and the pod gets a whole GPU."""
     named = {resource for resource, _ in _amounts(pod)}
-    for resources in _resources(settings):
+    for resources in _resources(DIALECTS, settings):
         for key in sorted((resources & pod.annotations.keys()) - {gpushare.COUNT}):
             if key not in named:
                 raise UnreadableValue(
@@ -164,7 +189,7 @@ def _reject_resources_in_annotations(pod: Pod, settings: DialectSettings) -> Non
 def write_grant(context: GrantContext) -> PodRecord:
     """Our grant and the record of the pod's own dialect, to be written together."""
     ours = gputile.write_grant(context)
-    family = BY_NAME.get(context.grant.dialect)  # None: written by a newer gputile with more dialects, or forged
+    family = named(context.grant.dialect)  # None: written by a newer gputile with more dialects, or forged
     if family is None or family.NAME == gputile.NAME:
         return ours
     record = family.write_grant(context)
@@ -179,14 +204,56 @@ def read_orphaned_pods(node: NodeObject, cards: tuple[Card, ...]) -> tuple[Grant
         return error.bad
 
 
+def read_nomination(pod: Pod) -> gputile.Nomination | None:
+    """The nomination of this very pod; None when it has none, or an unreadable one."""
+    nomination = gputile.read_nomination(pod)
+    return nomination and msgspec.structs.replace(nomination, grant=with_slots(nomination.grant))
+
+
+def with_slots(grant: Grant) -> Grant:
+    """The grant with the slots of its dialect; no annotation names them."""
+    slots = slots_of(grant.dialect)
+    return grant if grant.slots == slots else msgspec.structs.replace(grant, slots=slots)
+
+
 def checked_grant(grant: Grant) -> Grant:
-    """The grant, unless it holds more of a card than any card has."""
+    """The grant with its slots, unless it holds more of a card than any card has."""
     tiles = [tile for held in grant.containers for tile in held.tiles]
     if any(tile.memory > LARGEST_CARD or tile.cores > 2**15 for tile in tiles):
         raise UnreadableValue(
             RequestError.BAD_ANNOTATION, "allocation record: it holds more than any GPU has; remove it"
         )
-    return grant
+    return with_slots(grant)
+
+
+# ---- devices --------------------------------------------------------------------------------------------------------
+
+
+def device_resources(serve: Collection[str], cards: Iterable[Card], settings: DialectSettings) -> list[DeviceResource]:
+    """The device plugins of these dialects. A device resource of two of them is that of the dialect which extends the
+    other: `nvidia.com/gpu` counts whole cards unless hami shares them."""
+    dialects, usable = _served(serve), [card for card in cards if not card.in_mig_mode]
+    extended = {dialect.EXTENDS for dialect in dialects}
+    return [
+        resource
+        for dialect in dialects
+        if dialect.NAME not in extended
+        for resource in dialect.device_resources(usable, settings)
+    ]
+
+
+def status_resources(serve: Collection[str], cards: Iterable[Card], settings: DialectSettings) -> dict[str, int]:
+    """The other resources in the node's status: sums without devices, for kube-scheduler and `kubectl describe`."""
+    healthy = [card for card in cards if card.healthy and not card.in_mig_mode]
+    return {
+        name: amount
+        for dialect in _served(serve)
+        for name, amount in dialect.status_resources(healthy, settings).items()
+    }
+
+
+def _served(serve: Collection[str]) -> list[Dialect]:
+    return [_by_name(DIALECTS)[name] for name in serve]
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------

@@ -7,12 +7,13 @@
 Cores without memory, which the original accepts and then fails to serve, get the same percentage of the memory.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Annotated
 
 import msgspec
 
+from gputile.dialects.device_resources import DeviceResource, by_count
 from gputile.dialects.kube_objects import Container, GrantContext, NodeInventory, NodeObject, Pod, PodRecord
 from gputile.dialects.parsing import (
     LARGEST_NODE,
@@ -42,6 +43,10 @@ from gputile.model.requests import ContainerRequest, PodRequest, Role
 from gputile.model.units import ALL, MiB, quantity
 
 NAME = "vcuda"
+EXTENDS = ""
+SLOTS_PER_TILE = 0
+AGENT_GUESSES = True
+EXTENDER_PATHS: tuple[str, ...] = tuple(f"/scheduler/{verb}" for verb in ("predicates", "priorities", "bind"))
 REGISTER = "tydic.io/nvidia-device-register"
 MODEL_LABELS = ("gaia.tencent.com/gpu-model", "tkestack.io/gpu-model", "gaia.nvidia.com/gpu-model")
 POOL_LABELS = ("gaia.tencent.com/gpu-pool", "tkestack.io/gpu-pool")
@@ -64,10 +69,27 @@ class VcudaEdition(msgspec.Struct, frozen=True):
 
 TENCENT, FORK = VcudaEdition("tencent.com", 256), VcudaEdition("nvidia.com", 1)
 EDITIONS = (TENCENT, FORK)
+EXAMPLES: tuple[Mapping[str, int], ...] = (
+    {TENCENT.core: 30, TENCENT.memory: 4},
+    {FORK.core: 30, FORK.memory: 1024},
+)
 
 
 def resources(settings: DialectSettings) -> frozenset[str]:
     return frozenset(name for edition in EDITIONS for name in (edition.core, edition.memory))
+
+
+def amounts_of_one_gpu(settings: DialectSettings) -> Mapping[str, int]:
+    return {edition.core: ALL for edition in EDITIONS}
+
+
+def device_resources(cards: list[Card], settings: DialectSettings) -> list[DeviceResource]:
+    return [by_count(edition.core, NAME, cards, ALL) for edition in EDITIONS]
+
+
+def status_resources(cards: list[Card], settings: DialectSettings) -> dict[str, int]:
+    memory = sum(card.memory for card in cards)
+    return {edition.memory: memory // edition.block for edition in EDITIONS}
 
 
 def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:

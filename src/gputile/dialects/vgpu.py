@@ -7,11 +7,12 @@
 The prefix is a setting, because it is an option of vgpu-manager.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import msgspec
 
+from gputile.dialects.device_resources import DeviceResource, by_count
 from gputile.dialects.kube_objects import Container, GrantContext, NodeInventory, NodeObject, Pod, PodRecord, Weight
 from gputile.dialects.parsing import (
     LARGEST_NODE,
@@ -39,6 +40,13 @@ from gputile.model.requests import Constraints, ContainerRequest, Match, PodRequ
 from gputile.model.units import ALL
 
 NAME = "vgpu"
+EXTENDS = ""
+SLOTS_PER_TILE = 1
+AGENT_GUESSES = True
+EXTENDER_PATHS: tuple[str, ...] = tuple(f"/scheduler/{verb}" for verb in ("filter", "filter-dryrun", "bind", "preempt"))
+EXAMPLES: tuple[Mapping[str, int], ...] = (
+    {"nvidia.com/vgpu-number": 2, "nvidia.com/vgpu-memory": 3000, "nvidia.com/vgpu-cores": 30},
+)
 _POLICY = {"binpack": "binpack", "spread": "spread", "none": None}
 _TOPOLOGY = {
     "none": (Strength.NO, Strength.NO),
@@ -64,6 +72,18 @@ def _cores(settings: DialectSettings) -> tuple[str, str]:
 
 def resources(settings: DialectSettings) -> frozenset[str]:
     return frozenset({_number(settings), _memory(settings), *_cores(settings)})
+
+
+def amounts_of_one_gpu(settings: DialectSettings) -> Mapping[str, int]:
+    return {_number(settings): 1}
+
+
+def device_resources(cards: list[Card], settings: DialectSettings) -> list[DeviceResource]:
+    return [by_count(_number(settings), NAME, cards)]
+
+
+def status_resources(cards: list[Card], settings: DialectSettings) -> dict[str, int]:
+    return {}
 
 
 # ---- read a pod ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import msgspec
 from gputile.model.units import ALL, MiB, Millicores, Percent
 
 DEFAULT_SLOTS = 10
-"""The most tiles on one card, for the dialects that count slots (`requests.SLOT_DIALECTS`)."""
+"""The most tiles on one card, for the dialects that count slots (`PodRequest.slots`)."""
 
 NO_NUMA = -1
 

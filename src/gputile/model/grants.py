@@ -10,7 +10,7 @@ from functools import cached_property
 import msgspec
 
 from gputile.model.cards import Card, Use
-from gputile.model.requests import SLOT_DIALECTS, Amounts, ContainerRequest, Role, most_at_once
+from gputile.model.requests import Amounts, ContainerRequest, Role, most_at_once
 from gputile.model.units import MiB, Percent
 
 
@@ -43,6 +43,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     node: str
     dialect: str
     containers: tuple[ContainerGrant, ...]  # only containers with tiles, in the pod's order
+    slots: int = 1  # that one tile takes of its card; the dialect decides it, and no record names it
     unplaced: int = 0  # more GPUs of the node that the pod holds, where it is unknown which ones
 
     def uses(self) -> Mapping[str, Use]:
@@ -50,11 +51,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         tiles = self.containers[0].tiles if len(self.containers) == 1 else ()
         if len(tiles) != 1:
             return self._uses  # cached: called often, and there may be thousands of tiles
-        return {tiles[0].uuid: Use(tiles[0].memory, tiles[0].cores, self._slots)}
-
-    @property
-    def _slots(self) -> int:
-        return int(self.dialect in SLOT_DIALECTS)
+        return {tiles[0].uuid: Use(tiles[0].memory, tiles[0].cores, self.slots)}
 
     @cached_property
     def _uses(self) -> Mapping[str, Use]:
@@ -69,5 +66,5 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         sums: dict[str, Amounts] = {}
         for tile in container.tiles:
             memory, cores, slots = sums.get(tile.uuid, (0, 0, 0))
-            sums[tile.uuid] = (memory + tile.memory, cores + tile.cores, slots + self._slots)
+            sums[tile.uuid] = (memory + tile.memory, cores + tile.cores, slots + self.slots)
         return sums

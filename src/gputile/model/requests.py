@@ -11,9 +11,6 @@ import msgspec
 
 from gputile.model.units import ALL, MiB, Millicores, Percent
 
-SLOT_DIALECTS = frozenset({"gputile", "nvidia", "hami", "vgpu"})
-"""Dialects whose device resource counts tiles: a card has a limited number of slots for them."""
-
 
 class Role(StrEnum):
     """When a container runs."""
@@ -146,12 +143,8 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True):
     cpu: Millicores = 0
     memory: MiB = 0  # host memory
     block: MiB = 1  # GPU memory per card can be requested in multiples of this
+    slots: int = 1  # that one tile takes of its card; 0 in dialects that do not count slots
     warnings: tuple[str, ...] = ()  # for the author of the pod; they do not change the decision
-
-    @property
-    def slots(self) -> int:
-        """Slots that one tile needs of its card."""
-        return int(self.dialect in SLOT_DIALECTS)
 
     @property
     def with_unused_quota(self) -> "PodRequest":

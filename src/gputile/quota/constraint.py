@@ -78,4 +78,4 @@ def _cost(asked: PodRequest, kind: CardKind) -> Spent:
     cards = [Card(index=n, uuid=str(n), model=model, memory=memory, slots=MANY_SLOTS) for n in range(number)]
     node = Node(name="imagined", cards=tuple(cards), cpu=asked.cpu, memory=asked.memory)
     placement = place(msgspec.structs.replace(asked, constraints=Constraints()), NodeView.empty(node), CLOSEST)
-    return cost_of(placement.grant("", asked.dialect), node) if isinstance(placement, Placement) else {model: NOTHING}
+    return cost_of(placement.grant("", asked), node) if isinstance(placement, Placement) else {model: NOTHING}

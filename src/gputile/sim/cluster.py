@@ -96,7 +96,7 @@ class MemoryCluster:
         self.ledger.handle(PodGone(self.pods.pop(key)["metadata"]["uid"]))
 
     def _bind(self, key: str, pod: Pod, asked: PodRequest, placement: Placement) -> Grant:
-        grant = placement.grant(pod.uid, asked.dialect)
+        grant = placement.grant(pod.uid, asked)
         allocation = msgspec.structs.replace(allocation_of(pod, asked, grant), started=self._clock)
         for event in (Reserved(allocation, self._clock), Assumed(allocation, self._clock)):
             denied = self.ledger.handle(event)

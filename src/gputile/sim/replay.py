@@ -141,7 +141,7 @@ def schedule(
         return None
     placement = fleet.place(request, best[0], plan.policy, seed)
     assert isinstance(placement, Placement), placement
-    pod = PlacedPod(best[0], placement.grant("", request.dialect).uses(), request)
+    pod = PlacedPod(best[0], placement.grant("", request).uses(), request)
     fleet.hold(pod.node, pod.uses, request.cpu, request.memory)
     return pod
 

@@ -102,7 +102,8 @@ def _job(row: dict[str, str]) -> Job:
         raise ValueError("num_gpu without gpu_milli")
     models = tuple(filter(None, (row.get("gpu_spec") or "").split("|")))
     request = PodRequest(
-        dialect="vcuda",  # a dialect without slots: the lists have none
+        dialect="vcuda",
+        slots=0,  # the lists have none
         asks=_asks(cards, share),
         constraints=Constraints(models=(ModelRule(models),)) if models else Constraints(),
         cpu=_count(row["cpu_milli"]),

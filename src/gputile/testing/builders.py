@@ -5,7 +5,7 @@ from functools import reduce
 from operator import sub
 from typing import Any
 
-from gputile.dialects import gputile
+from gputile.dialects import gputile, registry
 from gputile.dialects.kube_objects import NodeInventory
 from gputile.model.cards import Card, FreeCapacity, Node, NodeView, Use
 from gputile.model.requests import Constraints, ContainerRequest, PodRequest, Role
@@ -109,7 +109,13 @@ def wants(*asks: ContainerRequest, dialect: str = "gputile", cpu: int = 0, host:
     """The request of a pod with these containers; other keywords are fields of `Constraints`."""
     together = rest.pop("together", False)
     return PodRequest(
-        dialect=dialect, asks=asks, cpu=cpu, memory=host, together=together, constraints=Constraints(**rest)
+        dialect=dialect,
+        asks=asks,
+        cpu=cpu,
+        memory=host,
+        together=together,
+        constraints=Constraints(**rest),
+        slots=registry.slots_of(dialect),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gputile.model.cards import Card
-from gputile.model.requests import SLOT_DIALECTS, PodRequest
+from gputile.model.requests import PodRequest
 from gputile.model.units import MiB, Percent
 
 
@@ -46,5 +46,5 @@ def _fits(request: PodRequest, free: Free) -> bool:
     return (
         free.memory >= ask.memory_of(card.memory)
         and free.cores >= max(ask.cores, 1)  # a GPU whose cores are fully allocated takes no pod
-        and (request.dialect not in SLOT_DIALECTS or free.slots >= 1)
+        and (not request.slots or free.slots >= 1)
     )

@@ -11,6 +11,7 @@ from gputile.audit.requests import mebibytes
 from gputile.audit.sizes import NodeGpus
 
 FAMILY = "gpushare"
+TAKES_SLOTS = False
 ALLOCATION, INDEX, TOTAL = "scheduler.framework.gpushare.allocation", "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_POD"
 
 

@@ -13,7 +13,7 @@ import msgspec
 from gputile.audit.fields import Json, decoded, items, mapping, shown, whole
 from gputile.audit.objects import AuditedNode, UnreadableObject
 from gputile.audit.sizes import NodeGpus
-from gputile.model.requests import SLOT_DIALECTS, Role
+from gputile.model.requests import Role
 from gputile.model.units import MiB, Percent
 
 GRANT, ORPHANED = "gputile.io/grant", "gputile.io/orphaned"
@@ -44,10 +44,6 @@ class GrantRecord(msgspec.Struct, frozen=True):
     dialect: str
     at: int
     containers: tuple[GrantRecordContainer, ...]
-
-    @property
-    def takes_slots(self) -> bool:
-        return self.dialect in SLOT_DIALECTS
 
 
 def read_grant(value: str, gpus: NodeGpus) -> GrantRecord:

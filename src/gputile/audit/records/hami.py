@@ -12,6 +12,7 @@ from gputile.audit.records.record import NO_CONTAINER, InvalidRecord, Record, Re
 from gputile.audit.sizes import NodeGpus
 
 FAMILY = "hami"
+TAKES_SLOTS = True
 ALLOCATED, NODE = "hami.io/vgpu-devices-allocated", "hami.io/vgpu-node"
 
 
@@ -35,7 +36,7 @@ def read(pod: AuditedPod, gpus: NodeGpus) -> Record | InvalidRecord | None:
     if not tiles:
         return None
     node = pod.annotations.get(NODE)
-    return Record(family=FAMILY, tiles=tuple(tiles), node=node, takes_slots=True, is_nameless=first is None)
+    return Record(family=FAMILY, tiles=tuple(tiles), node=node, takes_slots=TAKES_SLOTS, is_nameless=first is None)
 
 
 def _first_container(pod: AuditedPod, entries: int) -> int | None:

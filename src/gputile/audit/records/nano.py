@@ -6,6 +6,7 @@ from gputile.audit.records.record import InvalidRecord, Record, RecordedTile, mi
 from gputile.audit.sizes import NodeGpus
 
 FAMILY = "nano"
+TAKES_SLOTS = False
 GENERATIONS = (  # the mark that the scheduler has decided, and the prefix of the annotation of each container
     ("elasticgpu.io/assumed", "elasticgpu.io/container-"),
     ("nano-gpu/assume", "nano-gpu/container-"),

@@ -6,6 +6,7 @@ from gputile.audit.records.record import NO_CONTAINER, InvalidRecord, Record, Re
 from gputile.audit.sizes import NodeGpus
 
 FAMILY = "vcuda"
+TAKES_SLOTS = False
 PREFIXES = ("tencent.com/", "nvidia.com/")
 INDEX, NODE = "predicate-gpu-idx-", "predicate-node"
 KEYS = tuple(prefix + INDEX for prefix in PREFIXES)

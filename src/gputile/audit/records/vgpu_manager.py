@@ -13,6 +13,7 @@ from gputile.audit.records.record import NO_CONTAINER, InvalidRecord, Record, Re
 from gputile.audit.sizes import NodeGpus
 
 FAMILY = "vgpu"
+TAKES_SLOTS = True
 KEYS = ("pre-allocated", "real-allocated")  # the later one wins, container by container
 SUFFIXES = tuple(f"/{key}" for key in KEYS)
 
@@ -54,7 +55,7 @@ def _of_domain(pod: AuditedPod, domain: str, positions: Mapping[str, int]) -> Re
             by_container[name] = [tile for tile in tiles if tile is not None]
     all_tiles = tuple(tile for tiles in by_container.values() for tile in tiles)
     node = pod.annotations.get(f"{domain}/predicate-node")
-    return Record(family=FAMILY, tiles=all_tiles, node=node, takes_slots=True) if all_tiles else None
+    return Record(family=FAMILY, tiles=all_tiles, node=node, takes_slots=TAKES_SLOTS) if all_tiles else None
 
 
 def _tile(device: str, container: int) -> RecordedTile | None:

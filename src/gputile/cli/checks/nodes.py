@@ -12,7 +12,7 @@ from gputile.cli.source import UnreadableKind
 from gputile.dialects.gputile import GRANT, INVENTORY
 from gputile.dialects.parsing import count_of
 from gputile.dialects.records import read_grant
-from gputile.dialects.registry import DIALECTS, read_node, read_pod
+from gputile.dialects.registry import all_resources, read_node, read_pod
 from gputile.kube.api import AgentLease
 from gputile.model.cards import Node
 from gputile.model.refusals import NodeReason
@@ -68,7 +68,7 @@ def inventories_are_published(facts: ClusterFacts) -> Iterable[Finding]:
     """Every node with GPUs publishes a readable inventory of them."""
     leases = facts.of("agents")
     with_agent = {meta(lease).get("name") for lease in ([] if isinstance(leases, UnreadableKind) else items(leases))}
-    resources = frozenset().union(*(dialect.resources(facts.settings) for dialect in DIALECTS))
+    resources = all_resources(facts.settings)
     unreadable: set[str] = set()
     lost_plugin: set[str] = set()
     without_inventory: set[str] = set()

@@ -11,6 +11,7 @@ from gputile.cli.output import say, say_text, style
 from gputile.cli.render.describe import constraint_lines, describe
 from gputile.cli.render.gpushare import gpushare_table, summary
 from gputile.cli.source import ShownNode
+from gputile.dialects import registry
 from gputile.dialects.kube_objects import Pod
 from gputile.engine.policies.table import POLICIES
 from gputile.model.cards import Node
@@ -24,7 +25,6 @@ from gputile.sim.cluster import MemoryCluster, SubmitOutcome
 from gputile.sim.manifests import Workload, load_file
 from gputile.text.terminal import bare
 
-DIALECTS = ("nvidia", "vcuda", "gpushare", "nano", "hami", "vgpu", "gputile")  # whole GPUs first
 WIDTH = 80
 
 
@@ -95,7 +95,8 @@ def examples_folder() -> Path:
 
 
 def _workloads(folder: Path) -> list[Workload]:
-    files = [path for dialect in DIALECTS for path in sorted((folder / dialect).glob("*.yaml"))]
+    """Whole GPUs first, our own dialect last."""
+    files = [path for name in reversed(registry.names()) for path in sorted((folder / name).glob("*.yaml"))]
     return [workload for path in files for workload in load_file(path).workloads]
 
 

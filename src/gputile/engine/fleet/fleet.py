@@ -510,5 +510,9 @@ def _requests_any_one_card(request: PodRequest) -> bool:
 
 def _without_host(request: PodRequest) -> PodRequest:
     return PodRequest(
-        dialect=request.dialect, asks=request.asks, together=request.together, constraints=request.constraints
+        dialect=request.dialect,
+        asks=request.asks,
+        together=request.together,
+        constraints=request.constraints,
+        slots=request.slots,
     )

@@ -36,8 +36,8 @@ class Placement(msgspec.Struct, frozen=True):
     node: str
     containers: tuple[ContainerGrant, ...]
 
-    def grant(self, pod: str, dialect: str) -> Grant:
-        return Grant(pod=pod, node=self.node, dialect=dialect, containers=self.containers)
+    def grant(self, pod: str, request: PodRequest) -> Grant:
+        return Grant(pod=pod, node=self.node, dialect=request.dialect, containers=self.containers, slots=request.slots)
 
 
 def place(

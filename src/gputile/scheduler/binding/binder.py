@@ -187,7 +187,7 @@ class Binder:
         answer = fleet.place(allowed, node, self._settings.policy, seed_of(pod.uid), call_budget(self._clock))
         if not isinstance(answer, Placement):
             raise self._lost_race(pod, node, f"it {about_one_node(answer.code)}")
-        return allocation_of(pod, request, answer.grant(pod.uid, request.dialect))
+        return allocation_of(pod, request, answer.grant(pod.uid, request))
 
     def _retry(self, entry: LedgerEntry, node: str) -> tuple[Allocation, Grant]:
         """After a lost answer: the same cards again, whichever attempt is written; unless another pod has them now."""

@@ -179,7 +179,7 @@ class Reconciler:
                 self._unplaced_since[uid] = self._clock()
                 self._reject(pod, answer)
                 return
-            grant = answer.grant(uid, request.dialect)
+            grant = answer.grant(uid, request)
             over_quota = self._beyond_quota(pod, request, grant)
             if over_quota:
                 self._unplaced_since[uid] = self._clock()

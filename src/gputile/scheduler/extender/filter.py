@@ -27,7 +27,7 @@ from gputile.model.requests import PodRequest
 from gputile.scheduler.extender.refusal_cache import CachedRejection, RefusalCache
 from gputile.scheduler.extender_api import FilterAnswer, FilterArgs
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.cluster_state import GUESSING, ClusterState
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.scheduler.state.node_availability import NodeAvailability
 from gputile.scheduler.state.pod_requests import CALL_SECONDS, CALL_STEPS, PodRequests, call_budget, seed_of
 from gputile.scheduler.state.unschedulable import UnschedulablePod
@@ -160,7 +160,7 @@ class FilterService:
     def _reserve(self, pod: Pod, request: PodRequest, placement: Placement) -> Denied | None:
         """Reserve the placement until bind; returns why the ledger denies it. A pod that our watch has not shown is
         only checked against quota: the watch would never end its reservation."""
-        allocation = allocation_of(pod, request, placement.grant(pod.uid, request.dialect))
+        allocation = allocation_of(pod, request, placement.grant(pod.uid, request))
         if pod.uid in self._cluster_state.pending:
             done = self._ledger.handle(Reserved(allocation, self._clock()))
             return next((instruction for instruction in done if isinstance(instruction, Denied)), None)
@@ -263,12 +263,12 @@ class FilterService:
         node = registry.read_node(sent, self._cluster_state.settings)
         if isinstance(node, BadRequest):
             return Refusal(sent.name, NodeReason.UNKNOWN_NODE, 1, 0, False)
-        if node.agent in GUESSING and self._settings.other_agents == "refuse":
+        if registry.agent_guesses(node.agent) and self._settings.other_agents == "refuse":
             return Refusal(sent.name, NodeReason.OTHER_AGENT, 1, 0, False)
         answer = place(request, NodeView.empty(node), self._settings.policy, budget=budget)
         if isinstance(answer, Refusal):
             return answer
-        allocation = allocation_of(pod, request, answer.grant(pod.uid, request.dialect))
+        allocation = allocation_of(pod, request, answer.grant(pod.uid, request))
         over_quota = self._ledger.quota_usage.objection(allocation, node)
         return Refusal(sent.name, NodeReason.QUOTA, 1, 0, False) if over_quota else None
 

@@ -1,4 +1,4 @@
-"""The HTTP server of the extender: every family's paths on one listener. Decisions are made in other modules.
+"""The HTTP server of the extender: the paths of every dialect on one listener. Decisions are made in other modules.
 
 It owns the table of paths, TLS, and the limits on what an unknown client may send. Each verb has three steps: read,
 decide, write.
@@ -21,6 +21,7 @@ import orjson
 from gputile import __version__
 from gputile.background.failure_isolation import FailureIsolation
 from gputile.concurrency.time_slices import SearchLane, TimeSlices
+from gputile.dialects import registry
 from gputile.dialects.kube_objects import Pod
 from gputile.http.messages import Certificate, Request, Response, names_in
 from gputile.http.server import Listener
@@ -54,16 +55,8 @@ NOT_SYNCED = "gputile has not seen the whole cluster yet; try again in a moment"
 Verb = Callable[[bytes], bytes | Awaitable[bytes]]
 Page = Callable[[], Response]
 
-# The extender paths of every family: the prefix, and the verbs as its configuration names them.
-FAMILIES = {
-    "/gputile": ("filter", "prioritize", "bind", "preempt", "filter-dryrun", "steer"),
-    "/gpushare-scheduler": ("filter", "bind"),
-    "/scheduler": ("filter", "predicates", "priorities", "prioritize", "bind", "preempt", "filter-dryrun"),
-    "/apis/metrics.nvidia.com/v1alpha1/schedule": ("filter", "prioritize", "preempt", "bind"),
-    "/apis/nvidia-gpu-scheduler/v1/schedule": ("filter", "prioritize", "preempt", "bind"),
-    "": ("filter", "bind"),
-}
 SAME = {"predicates": "filter", "priorities": "prioritize"}
+"""Other names of verbs, as the last part of a path."""
 
 
 class Readiness(Protocol):
@@ -331,7 +324,8 @@ class Stopwatch:
 
 def routes() -> dict[str, str]:
     """Every path, and the verb that it calls."""
-    return {f"{prefix}/{verb}": SAME.get(verb, verb) for prefix, verbs in FAMILIES.items() for verb in verbs}
+    last_parts = {path: path.rpartition("/")[2] for path in registry.extender_paths()}
+    return {path: SAME.get(verb, verb) for path, verb in last_parts.items()}
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:

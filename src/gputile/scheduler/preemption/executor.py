@@ -21,8 +21,9 @@ import msgspec
 
 from gputile.background.failure_isolation import FailureIsolation
 from gputile.dialects.allocations import allocation_of
-from gputile.dialects.gputile import NOMINATION, Nomination, read_nomination, write_nomination
+from gputile.dialects.gputile import NOMINATION, Nomination, write_nomination
 from gputile.dialects.kube_objects import Pod
+from gputile.dialects.registry import read_nomination
 from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown
 from gputile.ledger.events import Instruction, Nominated, Withdrawn
 from gputile.model.requests import PodRequest
@@ -119,7 +120,7 @@ class PreemptionExecutor:
         """Keep the capacity in the ledger while the victims leave; evicts no pod."""
         wait = max((self._victim_selector.seconds_left(victim) for victim in plan.victims + plan.leaving), default=0.0)
         seconds = min(wait + self._settings.margin, MAX_NOMINATION)
-        grant = plan.where.grant(pod.uid, request.dialect)
+        grant = plan.where.grant(pod.uid, request)
         self._ledger.handle(Nominated(allocation_of(pod, request, grant), self._clock() + seconds))
         log.info("nominated", extra=fields(pod=pod.key, node=plan.node, seconds=seconds))
         return Nomination(grant, self._wall() + int(seconds * 1e9), tuple(victim.pod for victim in plan.victims))

@@ -17,8 +17,8 @@ import msgspec
 
 from gputile.background.failure_isolation import FailureIsolation
 from gputile.concurrency.time_slices import SearchLane, TimeSlices
-from gputile.dialects.gputile import read_nomination
 from gputile.dialects.kube_objects import Pod
+from gputile.dialects.registry import read_nomination
 from gputile.engine.cooperative import Cooperative, run_to_end
 from gputile.engine.search_budget import NOT_SEARCHED_FURTHER, SearchBudget
 from gputile.kube.api import Api, ApiRejected, OutcomeUnknown

@@ -36,7 +36,6 @@ from gputile.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
-GUESSING = frozenset({"gpushare", "vcuda", "hami", "vgpu"})
 """Dialects whose own agents guess by age, amount or a lock which pod an allocation is for."""
 
 
@@ -381,7 +380,7 @@ class ClusterState:
         parsed = registry.read_node(node, self._resolved)
         if isinstance(parsed, BadRequest):
             return self.node_gone(node.name)
-        guesses = parsed.agent in GUESSING or parsed.one_at_a_time
+        guesses = registry.agent_guesses(parsed.agent) or parsed.one_at_a_time
         (self.guessing.add if guesses else self.guessing.discard)(parsed.name)
         before = self.ledger.fleet.node(parsed.name)
         done += self.ledger.handle(NodeSeen(self._with_agent_state(parsed)))

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Iterable
 
+from gputile.dialects import registry
 from gputile.model.refusals import NodeReason
-from gputile.scheduler.state.cluster_state import GUESSING, ClusterState
+from gputile.scheduler.state.cluster_state import ClusterState
 
 
 class NodeAvailability:
@@ -31,7 +32,7 @@ class NodeAvailability:
 
     def _has_other_agent(self, name: str) -> bool:
         node = self._ledger.fleet.node(name)
-        return node is not None and node.agent in GUESSING
+        return node is not None and registry.agent_guesses(node.agent)
 
     def deprioritize(self, uid: str, node: str) -> None:
         """Rank the node last for this pod from now on."""
