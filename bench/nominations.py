@@ -89,10 +89,11 @@ class Decisions:
             self.nominate(f"nominated-{number}", self.names[number * nodes // nominations])
 
     def nominate(self, uid: str, name: str) -> None:
-        placement = self.ledger.fleet.place(wants(ask("10Gi", cards=2), cpu=1000), name)
+        request = wants(ask("10Gi", cards=2), cpu=1000)
+        placement = self.ledger.fleet.place(request, name)
         assert isinstance(placement, Placement)
         allocation = Allocation(
-            pod=uid, node=name, grant=placement.grant(uid, "gputile"), cpu=1000, priority=NOMINATED, name=f"ns/{uid}"
+            pod=uid, node=name, grant=placement.grant(uid, request), cpu=1000, priority=NOMINATED, name=f"ns/{uid}"
         )
         self.ledger.handle(Nominated(allocation, UNTIL))
 
