@@ -53,9 +53,8 @@ GRANTS = st.builds(
     pod=st.text(min_size=1, max_size=8),
     node=st.just("n1"),
     dialect=st.text(max_size=8),
-    slots=st.just(0),  # those of a dialect that we do not know
     containers=st.lists(CONTAINERS, max_size=3).map(tuple),
-)
+).map(registry.with_slots)  # those of the dialect; most are unknown here
 
 
 @examples(100)
