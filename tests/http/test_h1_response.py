@@ -48,11 +48,11 @@ def test_a_response_may_name_a_protocol_that_we_do_not_upgrade_to() -> None:
 
 def test_header_names_are_lower_case() -> None:
     parsed = read_head(OK + b"\r\nRetry-After:  7 \r\nX-A: b:c\r\n\r\n", "GET")
-    assert parsed.headers == {"retry-after": "7", "x-a": "b:c"}
+    assert parsed.headers == {b"retry-after": b"7", b"x-a": b"b:c"}
 
 
 def test_the_values_of_a_repeated_name_are_joined() -> None:
-    assert read_head(OK + b"\r\nVia: a\r\nvia: b\r\n\r\n", "GET").headers == {"via": "a,b"}
+    assert read_head(OK + b"\r\nVia: a\r\nvia: b\r\n\r\n", "GET").headers == {b"via": b"a,b"}
 
 
 @pytest.mark.parametrize(

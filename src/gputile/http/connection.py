@@ -41,7 +41,7 @@ class HttpAnswer(msgspec.Struct, frozen=True):
     """A whole response."""
 
     status: int
-    headers: dict[str, str]  # names in lower case
+    headers: dict[bytes, bytes]  # names in lower case
     body: bytes
 
 

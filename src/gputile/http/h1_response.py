@@ -16,7 +16,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
     """A response without its body."""
 
     status: int
-    headers: dict[str, str]  # names in lower case; the values of a repeated name are joined by commas
+    headers: dict[bytes, bytes]  # names in lower case; the values of a repeated name are joined by commas
     length: int | None  # of the body, in bytes; None if it is chunked
     closes: bool  # the connection closes after it
 
@@ -31,8 +31,7 @@ def read_head(head: bytes, method: str) -> ResponseHead:
     if _has_no_body(status, method):
         length = 0
     is_last = length == UNTIL_CLOSE or closes(headers, is_old=is_old)
-    names = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
-    return ResponseHead(status, names, length, is_last)
+    return ResponseHead(status, headers, length, is_last)
 
 
 def _has_no_body(status: int, method: str) -> bool:
