@@ -5,6 +5,7 @@ import errno
 import resource
 import socket
 import ssl
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import uvloop
 
 from gputile.http import acceptor as accepting
+from gputile.http.h1_server import H1Connection
 from gputile.http.messages import Request, Response
 from gputile.http.server import Listener, ListenerLimits
 from gputile.http.tls import server_context
@@ -204,25 +206,62 @@ def test_accepting_resumes_after_a_shortage_of_file_descriptors(run: Run, monkey
         OSError(errno.ECONNABORTED, "gone"),
         OSError(errno.ENFILE, "too many"),
     ]
-    pauses: list[int | None] = []
-
-    async def paused(acceptor: accepting.Acceptor, error: OSError) -> None:
-        pauses.append(error.errno)
-
-    monkeypatch.setattr(accepting.Acceptor, "_pause", paused)
+    tried: list[float] = []
 
     class Scarce(socket.socket):
         def accept(self) -> Any:
+            tried.append(time.monotonic())
             if failures:
                 raise failures.pop()
             return super().accept()
 
     monkeypatch.setattr(socket, "socket", Scarce)
+    monkeypatch.setattr(accepting, "ACCEPT_PAUSE", 0.05)
 
     async def scenario() -> None:
         async with EchoServer(tls=False) as server:
             assert (await server.ask(GET)).endswith(b"ok")
-            assert pauses == [errno.ENFILE, errno.ECONNABORTED, errno.EMFILE]
+            first, second, third, fourth = tried[:4]
+            assert second - first >= 0.04, "too many open files in the system"
+            assert third - second < fourth - third, "a client that left is no reason to wait"
+            assert fourth - third >= 0.04, "too many open files in this process"
+
+    run(scenario())
+
+
+def test_stopping_during_a_pause_accepts_no_more(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(socket.socket):
+        def accept(self) -> Any:
+            raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr(socket, "socket", Full)
+    monkeypatch.setattr(accepting, "ACCEPT_PAUSE", 0.01)
+
+    async def scenario() -> None:
+        async with EchoServer(tls=False) as server:
+            with silent(server.port, 1):
+                await until(lambda: server.listener._acceptor._pauses)
+                await server.listener.stop()
+                await asyncio.sleep(0.03)
+
+    run(scenario())
+    assert not caplog.records, "no reader is added for a closed socket"
+
+
+def test_a_connection_buffers_little_of_an_unread_response(run: Run) -> None:
+    """The kernel's default would be megabytes for each slow reader."""
+
+    async def scenario() -> None:
+        async with EchoServer(tls=False) as server:
+            with silent(server.port, 1):
+                await until(lambda: server.listener.connections)
+                (connection,) = server.listener.connections
+                assert isinstance(connection, H1Connection)
+                assert connection._transport is not None
+                client = connection._transport.get_extra_info("socket")
+                assert 0 < client.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * accepting.SEND_BUFFER
 
     run(scenario())
 

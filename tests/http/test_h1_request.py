@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.http.h1_body import Malformed
+from gputile.http.h1_head import Malformed
 from gputile.http.h1_request import RequestHead, check_begun, read_head
 from gputile.http.h1_server import H1Connection
 from tests.effort import examples
@@ -15,7 +15,7 @@ HOST = b"Host: gputile.kube-system.svc:443"
 
 
 def head(*lines: bytes) -> RequestHead:
-    return read_head(b"\r\n".join(lines))
+    return read_head(b"\r\n".join([*lines, b"", b""]))
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,13 @@ def head(*lines: bytes) -> RequestHead:
         pytest.param([b"GET / HTTP/1.1", b"Host: [::1]:12345"], ("GET", "/", 0, False), id="an-IPv6-host"),
         pytest.param([POST, HOST, b"A:\t b \t"], ("POST", "/gputile/filter", 0, False), id="spaces-around-a-value"),
         pytest.param([POST, HOST, b"A: \xc3\xa9"], ("POST", "/gputile/filter", 0, False), id="a-value-in-utf-8"),
+        pytest.param(
+            [POST, HOST, b"Connection: Upgrade", b"Upgrade: h2c", b"Content-Length: 3"],
+            ("POST", "/gputile/filter", 3, False),
+            id="an-upgrade-is-ignored",
+        ),
+        pytest.param([b"CONNECT /a HTTP/1.1", HOST], ("CONNECT", "/a", 0, False), id="CONNECT-to-a-path"),
+        pytest.param([POST, HOST, b"A:", b"B: c"], ("POST", "/gputile/filter", 0, False), id="an-empty-value-first"),
         pytest.param([POST, HOST, b"A:"], ("POST", "/gputile/filter", 0, False), id="an-empty-value"),
     ],
 )
@@ -67,6 +74,11 @@ REJECTED = [
     pytest.param([b"GET /", HOST], 400, id="no-version"),
     pytest.param([b"G@T / HTTP/1.1", HOST], 400, id="a-method-that-is-not-a-token"),
     pytest.param([b"G\x00T / HTTP/1.1", HOST], 400, id="a-zero-in-the-method"),
+    pytest.param([b"BREW / HTTP/1.1", HOST], 400, id="an-unknown-method"),
+    pytest.param([b"OPTIONS / RTSP/1.0", HOST], 400, id="another-protocol"),
+    pytest.param([b"GET /  HTTP/1.1", HOST], 400, id="two-spaces-before-the-version"),
+    pytest.param([b"GET / HTTP/0.9", HOST], 505, id="a-version-of-the-past"),
+    pytest.param([b"PRI * HTTP/2.0", b"", b"SM"], 400, id="the-preface-of-HTTP/2"),
     pytest.param([b"GET healthz HTTP/1.1", HOST], 400, id="a-target-without-a-slash"),
     pytest.param([b"GET * HTTP/1.1", HOST], 400, id="a-star-as-the-target"),
     pytest.param([b"CONNECT a:1 HTTP/1.1", HOST], 400, id="a-target-for-proxies"),
@@ -163,10 +175,10 @@ async def test_bare_line_ends_are_rejected_at_once(begun: bytes) -> None:
     st.lists(st.sampled_from([b"GET /", b" HTTP/1.1", b"\r", b"\n", b"\r\n", b"A: b", b":", b" ", b"\x00", b"Host: x"]))
 )
 def test_an_accepted_head_is_unambiguous(pieces: list[bytes]) -> None:
-    head_bytes = b"".join(pieces)
+    head_bytes = b"".join(pieces).partition(b"\r\n\r\n")[0]
     try:
         check_begun(head_bytes)
-        parsed = read_head(head_bytes)
+        parsed = read_head(head_bytes + b"\r\n\r\n")
     except Malformed:
         return
     assert parsed.path.startswith("/")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gputile.http.h1_body import Malformed
+from gputile.http.h1_head import Malformed
 from gputile.http.h1_response import UNTIL_CLOSE, read_head
 
 OK = b"HTTP/1.1 200 OK"
@@ -37,13 +37,22 @@ OK = b"HTTP/1.1 200 OK"
     ],
 )
 def test_heads(method: str, lines: list[bytes], want: tuple[object, ...]) -> None:
-    parsed = read_head(b"\r\n".join(lines), method)
+    parsed = read_head(b"\r\n".join([*lines, b"", b""]), method)
     assert (parsed.status, parsed.length, parsed.closes) == want
 
 
+def test_a_response_may_name_a_protocol_that_we_do_not_upgrade_to() -> None:
+    parsed = read_head(OK + b"\r\nConnection: Upgrade\r\nUpgrade: h2\r\nContent-Length: 2\r\n\r\n", "GET")
+    assert (parsed.length, parsed.closes) == (2, False)
+
+
 def test_header_names_are_lower_case() -> None:
-    parsed = read_head(OK + b"\r\nRetry-After:  7 \r\nX-A: b:c", "GET")
-    assert parsed.headers == {"retry-after": "7", "x-a": "b:c"}
+    parsed = read_head(OK + b"\r\nRetry-After:  7 \r\nX-A: b:c\r\n\r\n", "GET")
+    assert parsed.headers == {b"retry-after": b"7", b"x-a": b"b:c"}
+
+
+def test_the_values_of_a_repeated_name_are_joined() -> None:
+    assert read_head(OK + b"\r\nVia: a\r\nvia: b\r\n\r\n", "GET").headers == {b"via": b"a,b"}
 
 
 @pytest.mark.parametrize(
@@ -66,10 +75,14 @@ def test_header_names_are_lower_case() -> None:
         pytest.param([OK, b"Transfer-Encoding:", b"Content-Length: 1"], id="an-empty-encoding-and-a-length"),
         pytest.param([b"HTTP/1.0 200 OK", b"Transfer-Encoding: chunked"], id="chunks-in-1.0"),
         pytest.param([OK, b"A: b\nB: c"], id="a-bare-LF"),
+        pytest.param([OK + b"\r\r", b"A: b"], id="two-bare-CRs"),
+        pytest.param([b"", OK], id="an-empty-line-first"),
+        pytest.param([b"RTSP/1.0 200 OK"], id="another-protocol"),
+        pytest.param([OK, b"A: b", b" folded"], id="a-folded-value"),
         pytest.param([OK, b"A: \x00"], id="a-zero-in-a-value"),
         pytest.param([OK, b"A b: c"], id="a-space-in-a-name"),
     ],
 )
 def test_ambiguous_heads_are_rejected(lines: list[bytes]) -> None:
     with pytest.raises(Malformed):
-        read_head(b"\r\n".join(lines), "GET")
+        read_head(b"\r\n".join([*lines, b"", b""]), "GET")

@@ -186,6 +186,19 @@ async def test_the_response_to_head_has_no_body() -> None:
     assert wire.sent.endswith(b"Content-Length: 2\r\n\r\n")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"Content-Length: 3\r\n\r\none", b"Transfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\n\r\n"],
+    ids=["length", "chunks"],
+)
+async def test_a_request_to_upgrade_the_protocol_is_answered_over_http_1_1(body: bytes) -> None:
+    """Its body is a body, not the next request."""
+    connection, wire = connected(Echo())
+    upgrade = b"POST /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+    receive(connection, upgrade + body + post("/b", b"two"))
+    assert (answers(wire), wire.closed) == ([b"one", b"two"], False)
+
+
 async def test_a_caller_with_a_verified_certificate_is_known() -> None:
     listener = Echo()
     for known in (True, False):

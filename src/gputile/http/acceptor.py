@@ -51,8 +51,8 @@ class Acceptor:
         handshake."""
         self._arriving, self._protocol = arriving, protocol
         self._sockets: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._pauses: set[asyncio.TimerHandle] = set()
         self.tls: ssl.SSLContext | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -66,45 +66,50 @@ class Acceptor:
         except OSError:
             self._close()
             raise
-        self._accepting = [asyncio.create_task(self._accept(listening)) for listening in self._sockets]
+        for listening in self._sockets:
+            loop.add_reader(listening, self._accept, loop, listening)
         return int(self._sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        tasks = [*self._accepting, *self._handshakes]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         self._close()
+        handshakes = list(self._handshakes)
+        for task in handshakes:
+            task.cancel()
+        await asyncio.gather(*handshakes, return_exceptions=True)
 
     def _close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for pause in self._pauses:
+            pause.cancel()
         for listening in self._sockets:
+            loop.remove_reader(listening)
             listening.close()
         self._sockets = []
 
-    async def _accept(self, listening: socket.socket) -> None:
+    def _accept(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
         """Accept one connection per turn of the loop. An error with one connection never stops the next."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                client, address = await loop.sock_accept(listening)
-            except OSError as error:
-                await self._pause(error)
-                continue
-            task = asyncio.ensure_future(self._handshake(client, str(address[0])))
-            self._handshakes.add(task)
-            task.add_done_callback(partial(self._handshake_done, client))
+        try:
+            client, address = listening.accept()
+        except OSError as error:
+            if error.errno not in CLIENT_LEFT:
+                self._pause(loop, listening)
+            return
+        task = loop.create_task(self._handshake(loop, client, str(address[0])))
+        self._handshakes.add(task)
+        task.add_done_callback(partial(self._handshake_done, client))
 
-    async def _pause(self, error: OSError) -> None:
+    def _pause(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
         """Without free file descriptors, clients stay in the backlog; to accept again at once would be a busy loop."""
-        await asyncio.sleep(0.0 if error.errno in CLIENT_LEFT else ACCEPT_PAUSE)
+        loop.remove_reader(listening)
+        pause = loop.call_later(ACCEPT_PAUSE, loop.add_reader, listening, self._accept, loop, listening)
+        self._pauses = {pause for pause in self._pauses if pause.when() > loop.time()} | {pause}
 
     def _handshake_done(self, client: socket.socket, task: "asyncio.Task[None]") -> None:
         self._handshakes.discard(task)
         if task.cancelled():  # the server is stopping; the task may not even have started
             client.close()
 
-    async def _handshake(self, client: socket.socket, address: str) -> None:
-        loop = asyncio.get_running_loop()
+    async def _handshake(self, loop: asyncio.AbstractEventLoop, client: socket.socket, address: str) -> None:
         pending = PendingHandshake(client, address, loop.time())
         self._arriving.enter(pending)
         timeouts = {"ssl_handshake_timeout": ARRIVING, "ssl_shutdown_timeout": SHUTDOWN} if self.tls is not None else {}
@@ -113,8 +118,6 @@ class Acceptor:
             return self._protocol(lambda: self._arriving.leave(pending))
 
         try:
-            client.setblocking(False)
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             await loop.connect_accepted_socket(protocol, client, ssl=self.tls, **timeouts)
         except (OSError, TimeoutError):  # the handshake failed or timed out; ssl.SSLError is an OSError
             client.close()
@@ -126,6 +129,7 @@ def _listening(family: int, kind: int, number: int, address: tuple[str | int | b
     listening = socket.socket(family, kind, number)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # accepted sockets inherit it
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.bind(address)

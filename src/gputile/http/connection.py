@@ -16,7 +16,8 @@ from typing import Protocol, TypeAlias, cast
 
 import msgspec
 
-from gputile.http.h1_body import Body, Malformed
+from gputile.http.h1_body import Body
+from gputile.http.h1_head import Malformed
 from gputile.http.h1_response import UNTIL_CLOSE, ResponseHead, read_head
 from gputile.http.messages import LONGEST_HEAD
 
@@ -40,7 +41,7 @@ class HttpAnswer(msgspec.Struct, frozen=True):
     """A whole response."""
 
     status: int
-    headers: dict[str, str]  # names in lower case
+    headers: dict[bytes, bytes]  # names in lower case
     body: bytes
 
 
@@ -213,7 +214,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 raise Malformed(502, f"response header section exceeds {LONGEST_HEAD} bytes")
             if end < 0:
                 return False
-            head = read_head(bytes(self._buffer[:end]), self._method)
+            head = read_head(bytes(self._buffer[: end + 4]), self._method)
             del self._buffer[: end + 4]
             if head.status == 101:
                 raise Malformed(502, "unexpected 101 Switching Protocols")

@@ -1,23 +1,16 @@
 """Reads the bodies of HTTP/1.1 messages (requests and responses): of a known length, or chunked.
 
 Call `Body.take` until it returns True, then `content`; or `pieces` after each `take` to stream. `Malformed` means that
-the body is invalid.
+the body is invalid. httptools reads the chunks; the bytes after the body stay in the caller's buffer.
 """
 
-import re
+from httptools import HttpParserError, HttpRequestParser
 
-LONGEST_LINE = 4096  # bytes, of a chunk-size line
-MOST_TRAILERS = 65536  # bytes, of the trailer section
-CHUNK = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
-TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
+from gputile.http.h1_head import Malformed
 
-
-class Malformed(Exception):
-    """The received message violates the protocol; `status` is the HTTP status to respond with."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
+MOST_OVERHEAD = 65536  # bytes without data between two pieces of a chunked body: sizes, extensions, trailers
+CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"  # after it, httptools expects chunks
+END = b"\r\n\r\n"  # of every chunked body; data may contain it too
 
 
 class Body:
@@ -25,13 +18,14 @@ class Body:
 
     def __init__(self, length: int | None, limit: int) -> None:
         """`length`: in bytes, None if the body is chunked. `limit`: bytes that are kept at most."""
-        self._limit, self._chunked = limit, length is None
-        self._missing = length or 0
+        self._limit, self._missing = limit, length or 0
         self._received = bytearray()
-        self._size = 0
-        self._at_end = not self._chunked  # no further chunk follows
-        self._after_chunk = self._in_trailer = False
-        self._trailers = 0  # bytes
+        self._size = self._overhead = 0
+        self._is_whole = False  # the last chunk and the trailers were received
+        self._chunks: HttpRequestParser | None = None
+        if length is None:
+            self._chunks = HttpRequestParser(self)
+            self._chunks.feed_data(CHUNKED)
 
     @property
     def is_too_large(self) -> bool:
@@ -53,50 +47,46 @@ class Body:
 
     def take(self, buffer: bytearray) -> bool:
         """Move the body's bytes out of `buffer`; return whether the body is complete."""
-        while True:
-            if self._missing:
-                part = buffer[: self._missing]
-                del buffer[: len(part)]
-                self._missing -= len(part)
-                self._size += len(part)
-                if self.is_too_large:
-                    self._received.clear()
-                else:
-                    self._received += part
-                if self._missing:
-                    return False
-                self._after_chunk = self._chunked
-            if self._at_end:
-                return True
-            line = _line(buffer)
-            if line is None:
-                return False
-            self._next_chunk(line)
+        if self._chunks is not None:
+            return self._take_chunks(self._chunks, buffer)
+        part = buffer[: self._missing]
+        del buffer[: len(part)]
+        self._missing -= len(part)
+        self.on_body(part)
+        return not self._missing
 
-    def _next_chunk(self, line: bytes) -> None:
-        if self._in_trailer:
-            self._at_end = not line
-            self._trailers += len(line)
-            if line and (self._trailers > MOST_TRAILERS or not TRAILER.fullmatch(line)):
-                raise Malformed(400, "invalid trailer section, or one that exceeds the limit")
-        elif self._after_chunk:
-            if line:
-                raise Malformed(400, "chunk data exceeds its chunk-size")
-            self._after_chunk = False
+    def _take_chunks(self, chunks: HttpRequestParser, buffer: bytearray) -> bool:
+        """Pass the parser no byte beyond the end of the body: it cannot tell where it stopped."""
+        while not self._is_whole and (count := _unambiguous(buffer)):
+            part = bytes(buffer[:count])
+            del buffer[:count]
+            size = self._size
+            try:
+                chunks.feed_data(part)
+            except HttpParserError as error:
+                raise Malformed(400, f"malformed chunked body: {error}") from error
+            self._overhead = self._overhead + count if self._size == size else 0
+            if self._overhead > MOST_OVERHEAD:
+                raise Malformed(400, f"chunk extension or trailer section exceeds {MOST_OVERHEAD} bytes")
+        return self._is_whole
+
+    # ---- called by httptools ----------------------------------------------------------------------------------------
+
+    def on_body(self, part: bytes | bytearray) -> None:
+        self._size += len(part)
+        if self.is_too_large:
+            self._received.clear()
         else:
-            match = CHUNK.fullmatch(line)
-            if match is None:
-                raise Malformed(400, "invalid chunk-size line")
-            self._missing = int(match[1], 16)
-            self._in_trailer = not self._missing
+            self._received += part
+
+    def on_message_complete(self) -> None:
+        self._is_whole = True
 
 
-def _line(buffer: bytearray) -> bytes | None:
-    end = buffer.find(b"\r\n")
-    if end < 0:
-        if len(buffer) > LONGEST_LINE:
-            raise Malformed(400, f"chunk-size or trailer line exceeds {LONGEST_LINE} bytes")
-        return None
-    line = bytes(buffer[:end])
-    del buffer[: end + 2]
-    return line
+def _unambiguous(buffer: bytearray) -> int:
+    """How many bytes certainly do not exceed the body: up to a possible end, without the beginning of one."""
+    end = buffer.find(END)
+    if end >= 0:
+        return end + len(END)
+    begun = next((count for count in (3, 2, 1) if buffer.endswith(END[:count])), 0)
+    return len(buffer) - begun

@@ -15,7 +15,8 @@ from typing import cast
 
 import msgspec
 
-from gputile.http.h1_body import Body, Malformed
+from gputile.http.h1_body import Body
+from gputile.http.h1_head import Malformed
 from gputile.http.h1_request import RequestHead, check_begun, read_head
 from gputile.http.limits import CallerClass
 from gputile.http.messages import (
@@ -182,7 +183,7 @@ class H1Connection(asyncio.BufferedProtocol):
             check_begun(buffer)
             return False
         self._asked_at = self.since = self._listener.now()
-        self._head = head = read_head(bytes(buffer[:end]))
+        self._head = head = read_head(bytes(buffer[: end + 4]))
         del buffer[: end + 4]
         self._body = Body(head.length, self._listener.limit)
         self._callers = self._listener.classed(self, self._callers, head.path)

@@ -335,8 +335,8 @@ def _content(request: str, answer: HttpAnswer) -> bytes:
     status = _status(answer.body)
     message = f"{request}: HTTP {answer.status}: {status.message or status.reason or '(no message)'}"
     if 400 <= answer.status < 500:
-        after = answer.headers.get("retry-after", "")
-        wait = float(after) if after.isascii() and after.isdecimal() else None
+        after = answer.headers.get(b"retry-after", b"")
+        wait = float(after) if after.isdigit() else None
         raise ApiRejected(answer.status, status.reason or "", message, retry_after=wait)
     raise OutcomeUnknown(message)
 
