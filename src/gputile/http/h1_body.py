@@ -64,7 +64,7 @@ class Body:
             try:
                 chunks.feed_data(part)
             except HttpParserError as error:
-                raise Malformed(400, f"malformed chunked body: {error}") from error
+                raise Malformed(400, "malformed chunked body: a chunk or the trailer section is invalid") from error
             self._overhead = self._overhead + count if self._size == size else 0
             if self._overhead > MOST_OVERHEAD:
                 raise Malformed(400, f"chunk extension or trailer section exceeds {MOST_OVERHEAD} bytes")

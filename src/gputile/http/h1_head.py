@@ -43,7 +43,7 @@ def split_head(kind: type[Parser], head: bytes) -> tuple[Parser, list[Field]]:
     except HttpParserUpgrade:
         pass
     except HttpParserError as error:
-        raise Malformed(400, f"malformed head: {error}") from error
+        raise Malformed(400, "malformed head: the first line or a header field is invalid") from error
     if len(collected.fields) != head.count(b"\r\n") - 2:  # the start line and the empty line
         raise Malformed(400, "malformed head: a line is not one header field")
     return parser, collected.fields
