@@ -75,7 +75,7 @@ class Fleet(FleetArrays):
 
     def part(self, names: Iterable[str]) -> Self:
         part = super().part(names)
-        part._score_cache, part._last = ScoreCache(), None
+        part._scorer, part._score_cache, part._last = self._scorer.over(part), ScoreCache(), None
         return part
 
     # ---- queries ----------------------------------------------------------------------------------------------------
