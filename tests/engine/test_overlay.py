@@ -18,7 +18,7 @@ from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.fleet.overlay import FleetOverlay
 from gputile.engine.policies.table import POLICIES
 from gputile.model.cards import Node, Use
-from gputile.model.requests import PodRequest
+from gputile.model.requests import ModelRule, PodRequest
 from gputile.testing.builders import ask, node, wants
 from tests.effort import examples
 from tests.engine.strategies import crowded_requests, nodes, requests
@@ -38,7 +38,7 @@ def clusters(draw: st.DrawFn) -> tuple[list[Node], list[Holding], list[Holding]]
 def _holdings(draw: st.DrawFn, cluster: list[Node]) -> Holding:
     on = draw(st.sampled_from(cluster))
     cards = draw(st.lists(st.sampled_from(on.cards), max_size=2, unique=True)) if on.cards else []
-    use = st.builds(Use, st.integers(0, 8), st.sampled_from([0, 30, 100]), st.integers(0, 2))
+    use = st.builds(Use, st.sampled_from([0, 1, 4, 8, 16]), st.sampled_from([0, 30, 100]), st.integers(0, 2))
     return on.name, {card.uuid: draw(use) for card in cards}, draw(st.sampled_from([0, 1000, 3000])), 100
 
 
@@ -51,7 +51,7 @@ def fleet_with(cluster: list[Node], holdings: list[Holding]) -> Fleet:
     return fleet
 
 
-def without(fleet: Fleet, holdings: list[Holding]) -> Fleet:
+def without(fleet: Fleet, holdings: list[Holding]) -> FleetOverlay:
     part = fleet.part({holding[0] for holding in holdings})
     for holding in holdings:
         part.release(*holding)
@@ -88,11 +88,26 @@ def answers(fleet: Fleet, request: PodRequest, policy: str) -> dict[str, Any]:
     }
 
 
+def check_part(overlay: FleetOverlay, request: PodRequest, policy: str) -> None:
+    """By itself a part answers as the overlay does for its nodes."""
+    part, names = overlay._part, overlay._part.names()
+    fits = dict(zip(overlay.names(), overlay.fits(request).tolist(), strict=True))
+    assert part.fits(request).tolist() == [fits[name] for name in names]
+    assert set(part.best(request, policy, slack=1e9)) == {name for name in names if fits[name]}
+    assert [part.place(request, name, policy) for name in names] == [
+        overlay.place(request, name, policy) for name in names
+    ]
+
+
+PLAIN = st.builds(lambda size, cards: wants(ask(size, cards=cards)), st.integers(1, 4), st.sampled_from([1, 1, 2]))
+"""Requests whose scores are cached."""
+
+
 @given(
     cluster=clusters(),
-    request=st.one_of(requests(), requests(most=6), crowded_requests()),
+    request=st.one_of(PLAIN, PLAIN, requests(), requests(most=6), crowded_requests()),
     learnt=st.lists(requests(most=1), max_size=3),
-    policy=st.sampled_from(list(POLICIES)),
+    policy=st.sampled_from([*POLICIES, "tiling", "tiling"]),
     warm=st.booleans(),
 )
 @examples(150)
@@ -109,9 +124,55 @@ def test_an_overlay_answers_as_a_fresh_fleet_without_the_holdings_and_changes_no
     fresh.scorer = fleet.scorer.over(fresh)  # what was learnt depends on all holdings
     before, own = facts(fleet), answers(fleet, request, policy) if warm else None
     overlay = without(fleet, left_out)
+    check_part(overlay, request, policy)
     assert answers(overlay, request, policy) == answers(fresh, request, policy)
     assert facts(fleet) == before
     assert own is None or answers(fleet, request, policy) == own
+
+
+def test_a_node_that_fits_neither_way_is_refused_for_what_it_would_still_lack() -> None:
+    on = node("a").cards(3, size=8).node()
+    held: list[Holding] = [("a", {card.uuid: Use(8, 100, 1)}, 0, 0) for card in on.cards[:2]]
+    fleet = fleet_with([on], held)
+    assert [refusal.found for refusal in fleet.refusals(wants(ask(2, cards=3)))] == [1]
+    assert [refusal.found for refusal in without(fleet, held[:1]).refusals(wants(ask(2, cards=3)))] == [2]
+
+
+def test_a_node_keeps_the_price_of_its_own_cards() -> None:
+    on = [node("a").cards(1, "T4", size=8).node(), node("b").cards(1, "A100", size=8).node()]
+    held: list[Holding] = [("b", {on[1].cards[0].uuid: Use(4, 50, 1)}, 0, 0)]
+    fleet, request = fleet_with(on, held), wants(ask(2))
+    only_b = ModelRule(("A100",))
+    fleet.scorer.relearn([wants(ask(2), models=(only_b,)), wants(ask(1), models=(only_b,))] * 9)
+    own, fresh = fleet.scores_of("ab", request, "tiling"), fleet_with(on, [])
+    fresh.scorer = fleet.scorer.over(fresh)
+    assert own[0] != own[1], "the models have different prices"
+    assert without(fleet, held).best(request, "tiling", slack=1e9) == fresh.best(request, "tiling", slack=1e9)
+    assert (
+        without(fleet, held).scores_of("ab", request, "tiling").tolist()
+        == fresh.scores_of("ab", request, "tiling").tolist()
+    )
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_after_a_look_the_fleet_finds_the_pod_no_place(policy: str) -> None:
+    on = [node(name).cards(1, size=8).node() for name in "ab"]
+    held: list[Holding] = [(n.name, {n.cards[0].uuid: Use(8, 100, 1)}, 0, 0) for n in on]
+    fleet, request = fleet_with(on, held), wants(ask(2))
+    for _ in range(2):
+        assert fleet.best(request, policy) == []
+        assert without(fleet, held[:1]).best(request, policy) == ["a"]
+
+
+def test_a_part_shares_no_answers_with_its_fleet() -> None:
+    on = [node(name).cards(1, size=8).node() for name in "ab"]
+    held: list[Holding] = [(n.name, {n.cards[0].uuid: Use(8, 100, 1)}, 0, 0) for n in on]
+    fleet, three = fleet_with(on, held), wants(*(ask(1, name=name) for name in "xyz"))
+    assert (fleet.fits(three).tolist(), fleet.part("b").fits(three).tolist()) == ([False, False], [False])
+    part = fleet.part("ab")
+    for holding in held:
+        part.release(*holding)
+    assert (part.best(wants(ask(2)), "tiling"), fleet.best(wants(ask(2)), "tiling")) == (["a", "b"], [])
 
 
 def test_a_part_keeps_the_average_card_of_all_nodes() -> None:
@@ -141,7 +202,7 @@ def test_a_pod_of_many_containers_is_scored_on_the_same_nodes_as_in_a_fresh_flee
     request = wants(*(ask(1, name=f"c{number}") for number in range(6)))
     on = [node(f"n{number}").cards(2, size=16).node() for number in range(1100)]
     staying = [(n.name, {n.cards[0].uuid: Use(1 + number % 9, 0, 1)}, 0, 0) for number, n in enumerate(on)]
-    left_out = [(n.name, {n.cards[1].uuid: Use(16, 0, 1)}, 0, 0) for n in on[:3]]
+    left_out = [(n.name, {n.cards[1].uuid: Use(16, 0, 1)}, 0, 0) for n in on[-3:]]
     fleet, fresh = fleet_with(on, [*staying, *left_out]), fleet_with(on, staying)
     fresh.scorer = fleet.scorer.over(fresh)
     assert without(fleet, left_out).best(request, "tiling", keep=2000, slack=1e9) == fresh.best(

@@ -178,6 +178,7 @@ class TestNominations:
     def test_while_the_victims_terminate_the_card_is_overcommitted_without_an_alarm(self) -> None:
         ledger = ledger_after(Confirmed(holds("victim", 16)), self.NOMINATE)
         assert free(ledger) == -10
+        assert ledger.overcommitted("victim") == []
 
     def test_its_own_nomination_and_reservation_do_not_block_it(self) -> None:
         ledger = ledger_after(self.NOMINATE)

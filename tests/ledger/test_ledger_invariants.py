@@ -83,6 +83,7 @@ class Cluster(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.now = 0.0
         self.born = 0
+        self.looks = 0
         self.living: set[str] = set()  # few, so that they compete
         self.requests: dict[str, PodRequest] = {}
         self.truth: dict[str, Allocation] = {}
@@ -140,24 +141,6 @@ class Cluster(RuleBasedStateMachine):
         if chosen is not None and pod not in self.truth:
             done = self.send(Reserved(chosen, self.now))
             assert not done or self.state(pod) is not AllocationState.RESERVED, "a reservation of free tiles was denied"
-
-    @rule(pod=pods)
-    def look(self, pod: str) -> None:
-        """A look shows what the pod may use, by a new sum, and changes nothing in the fleet."""
-        priority, before = int(pod[1:]) % 3, facts(self.ledger.fleet)
-        entries = {e.allocation.pod: e for e in self.ledger.entries()}
-        held = [e.allocation for e in entries.values() if e.allocation.pod != pod or e.state is not RESERVED]
-        nominated = [n.allocation for n in self.ledger.nominations() if n.allocation.pod not in entries]
-        held += [a for a in nominated if a.pod != pod and a.priority >= priority]
-        fresh = Fleet()
-        for name in self.ledger.fleet.names():
-            fresh.set_node(self.nodes[name])
-        for allocation in held:
-            fresh.hold(allocation.node, allocation.uses(), allocation.cpu, allocation.memory)
-        fleet = self.ledger.fleet_for(pod, priority)
-        assert [fleet.view(name) for name in fleet.names()] == [fresh.view(name) for name in fresh.names()]
-        assert fleet.refusals(self.requests[pod]) == fresh.refusals(self.requests[pod])
-        assert facts(self.ledger.fleet) == before
 
     @rule(pod=pods)
     def unreserve(self, pod: str) -> None:
@@ -358,6 +341,28 @@ class Cluster(RuleBasedStateMachine):
     def the_lowest_priority_is_known(self) -> None:
         held = [entry.allocation.priority for entry in self.ledger.entries() if entry.allocation.grant is not None]
         assert self.ledger.lowest_priority() == min(held, default=None)
+
+    @invariant()
+    def a_look_shows_what_the_pod_may_use_and_changes_nothing(self) -> None:
+        """By a new sum; at each step for another pod."""
+        if not self.living:
+            return
+        self.looks += 1
+        pod = sorted(self.living)[self.looks % len(self.living)]
+        priority, before = int(pod[1:]) % 3, facts(self.ledger.fleet)
+        entries = {e.allocation.pod: e for e in self.ledger.entries()}
+        held = [e.allocation for e in entries.values() if e.allocation.pod != pod or e.state is not RESERVED]
+        nominated = [n.allocation for n in self.ledger.nominations() if n.allocation.pod not in entries]
+        held += [a for a in nominated if a.pod != pod and a.priority >= priority]
+        fresh = Fleet()
+        for name in self.ledger.fleet.names():
+            fresh.set_node(self.nodes[name])
+        for allocation in held:
+            fresh.hold(allocation.node, allocation.uses(), allocation.cpu, allocation.memory)
+        fleet = self.ledger.fleet_for(pod, priority)
+        assert [fleet.view(name) for name in fleet.names()] == [fresh.view(name) for name in fresh.names()]
+        assert fleet.refusals(self.requests[pod]) == fresh.refusals(self.requests[pod])
+        assert facts(self.ledger.fleet) == before
 
     @invariant()
     def a_running_pod_has_no_nomination(self) -> None:

@@ -97,6 +97,12 @@ def test_its_own_unplaced_gpus_do_not_block_a_pod() -> None:
     assert ledger.fleet.capacity_generation() == capacity_generation
 
 
+def test_unplaced_gpus_of_other_pods_still_block_it() -> None:
+    fleet = ledger_after(Confirmed(unplaced("a", 2)), Confirmed(unplaced("b", 1))).fleet_for("a")
+    fits = [isinstance(fleet.place(wants(ask(whole=True, cards=count)), "n1"), Placement) for count in (3, 4)]
+    assert fits == [True, False]
+
+
 def test_a_node_that_comes_back_has_them_kept_again() -> None:
     assert whole_gpus_free(ledger_after(Confirmed(unplaced("a", 3)), NodeGone("n1"), NodeSeen(NODE))) == 1
 

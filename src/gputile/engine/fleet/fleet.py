@@ -74,7 +74,7 @@ class Fleet(FleetArrays):
 
     def part(self, names: Iterable[str]) -> Self:
         part = super().part(names)
-        part._last = None
+        part.scorer, part._last = self.scorer.over(part), None
         return part
 
     # ---- queries ----------------------------------------------------------------------------------------------------

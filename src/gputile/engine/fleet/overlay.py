@@ -6,7 +6,6 @@ because copying all cards costs as much as a decision.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -48,12 +47,6 @@ class FleetOverlay(Fleet):
         answer[..., self._replaced] = of_part
         return answer
 
-    @cached_property
-    def _scored_part(self) -> Fleet:
-        """The replaced nodes, scored with what the fleet has learnt."""
-        self._part.scorer = self.scorer.over(self._part)
-        return self._part
-
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
     def view(self, name: str) -> NodeView:
@@ -79,12 +72,12 @@ class FleetOverlay(Fleet):
     def _learnt_scores(self, fitting: Mask, request: PodRequest, policy: str) -> Scores:
         if len(split(request)) > MOST_UNITS:  # which nodes are scored depends on all nodes
             return self.scorer.over(self).scores_where(fitting, request, policy)
-        of_part = self._scored_part._learnt_scores(fitting[self._replaced], request, policy)
+        of_part = self._part._learnt_scores(fitting[self._replaced], request, policy)
         return self._with_part(self._fleet._learnt_scores(fitting, request, policy), of_part)
 
     def _simple_scores(self, request: PodRequest, policy: str) -> Scores:
         scores = self._fleet._simple_scores(request, policy).copy()
-        return self._with_part(scores, self._scored_part._simple_scores(request, policy))
+        return self._with_part(scores, self._part._simple_scores(request, policy))
 
     def place(
         self,
@@ -94,8 +87,7 @@ class FleetOverlay(Fleet):
         seed: int = 0,
         budget: SearchBudget | None = None,
     ) -> Placement | Refusal:
-        fleet = self._scored_part if name in self._part else self._fleet
-        return fleet.place(request, name, policy, seed, budget)
+        return (self._part if name in self._part else self._fleet).place(request, name, policy, seed, budget)
 
     def _judge(self, request: PodRequest, budget: SearchBudget) -> tuple[Mask, Mask, FirstMisses]:
         fitting, resolvable, misses = self._fleet._judge(request, budget)
