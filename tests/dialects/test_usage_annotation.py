@@ -12,7 +12,9 @@ from gputile.model.usage import CardUsage, Usage
 NAMES = st.text(max_size=8)
 USED = st.builds(CardUsage, st.none() | st.integers(0, 200_000), st.none() | st.integers(0, 100))
 USAGE = st.dictionaries(
-    NAMES, st.dictionaries(NAMES, st.dictionaries(NAMES, USED, min_size=1, max_size=3), min_size=1, max_size=3)
+    NAMES,
+    st.dictionaries(NAMES, st.dictionaries(NAMES, USED, min_size=1, max_size=3), min_size=1, max_size=3),
+    max_size=4,
 )
 
 
