@@ -143,7 +143,8 @@ def _late(load: Load, lost: float, elected: float) -> tuple[float, ...]:
 
 
 def lines(by_way: dict[str, list[Trial]]) -> Iterator[str]:
-    yield f"{'leader':<9}{'trials':>7}{'new leader after':>19}{'first bind after':>19}{'pods':>7}{'late > 2 s':>12}   seconds: median (max)"
+    heads = f"{'leader':<9}{'trials':>7}{'new leader after':>19}{'first bind after':>19}{'pods':>7}{'late > 2 s':>12}"
+    yield f"{heads}   seconds: median (max)"
     for name, trials in by_way.items():
         late = [seconds for one in trials for seconds in one.late]
         elected, bound = ([getattr(one, field) for one in trials] for field in ("elected", "bound"))
