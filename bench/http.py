@@ -127,7 +127,9 @@ class ServerProcess:
 
 
 def connect(port: int, tls: ssl.SSLContext) -> ssl.SSLSocket:
-    return tls.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="localhost")
+    client = socket.create_connection(("127.0.0.1", port))
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as Go does
+    return tls.wrap_socket(client, server_hostname="localhost")
 
 
 def post(stream: ssl.SSLSocket, verb: bytes, body: bytes) -> None:

@@ -1,6 +1,7 @@
 """HTTP/1.1 on the wire: fragments, pipelining, malformed and slow requests."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
@@ -42,6 +43,21 @@ async def test_requests_in_any_pieces_are_answered_in_their_order(cuts: list[int
     for start, end in pairwise(edges):
         receive(connection, whole[start:end])
     assert answers(wire) == [b"one", b"two", b""]
+
+
+@examples(100)
+@given(
+    st.one_of(st.binary(max_size=60), st.sampled_from([b"\r\n", b"\n", b"\r\n ", b":", b"\r\nHost: y"])),
+    st.integers(0, 200),
+)
+async def test_random_bytes_are_rejected_with_the_last_response_or_not_at_all(noise: bytes, at: int) -> None:
+    chunked = b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\ntwo\r\n0\r\nA: b\r\n\r\n"
+    whole = post("/a", b"one") + chunked + post("/c", b"three")
+    connection, wire = connected(Echo())
+    receive(connection, whole[:at] + noise + whole[at:])
+    *before, last = re.findall(rb"HTTP/1.1 ([0-9]{3}) ", wire.sent) or [b"200"]
+    assert set(before) <= {b"200"}
+    assert wire.closed is (last != b"200") is (b"Connection: close" in wire.sent)
 
 
 async def test_a_slow_response_delays_the_next() -> None:
