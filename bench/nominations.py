@@ -56,7 +56,7 @@ def main(nodes: int, nominations: int, policy: str, samples: int) -> None:
         report(title, none.reject_first(priority), some.reject_first(priority), samples, 1.2)
     for priority in ("lower", "equal"):
         title = f"a repeated rejection of {priority} priority, beside accepted pods of higher priority"
-        report(title, none.reject_again(priority), some.reject_again(priority), samples, 1.2)
+        report(title, none.reject_again(priority), some.reject_again(priority), samples, 1.5)
 
 
 def report(title: str, none: Callable[[], float], some: Callable[[], float], samples: int, most: float) -> None:

@@ -166,7 +166,7 @@ class Ledger:
         """The fleet without these claims, and without the capacity withheld for unplaced GPUs of the pod `placing`."""
         entry = self._entries.get(placing)
         unplaced = {entry.allocation.node} if entry is not None and entry.allocation.unplaced else set()
-        names = [name for name in {claim.node for claim in claims} | unplaced if name in self.fleet]
+        names = [name for name in sorted({claim.node for claim in claims} | unplaced) if name in self.fleet]
         if not names:
             return self.fleet
         part = self.fleet.part(names)

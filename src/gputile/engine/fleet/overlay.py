@@ -1,8 +1,8 @@
 """A fleet in which pods hold less on a few nodes, to look at without changing the fleet.
 
 The fleet answers for all nodes, from its own arrays and caches; a copy of the few nodes answers for these, and the two
-answers are put together. What both do not share row by row reads arrays that are copied when a query first needs them,
-because copying all cards costs as much as a decision.
+answers are put together. Queries that depend on all nodes at once read whole arrays. These are copied only when a query
+first needs them, because copying all cards costs as much as a decision.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,8 @@ class FleetOverlay(Fleet):
     # ---- queries ----------------------------------------------------------------------------------------------------
 
     def fits(self, request: PodRequest, budget: SearchBudget | None = None) -> Mask:
-        return self._with_part(self._fleet.fits(request, budget), self._part.fits(request, budget))
+        of_part = self._part.fits(request, budget)  # first, as the pod's own nomination may need the search budget
+        return self._with_part(self._fleet.fits(request, budget), of_part)
 
     def _learnt_scores(self, fitting: Mask, request: PodRequest, policy: str) -> Scores:
         if len(split(request)) > MOST_UNITS:  # which nodes are scored depends on all nodes
@@ -90,7 +91,7 @@ class FleetOverlay(Fleet):
         return (self._part if name in self._part else self._fleet).place(request, name, policy, seed, budget)
 
     def _judge(self, request: PodRequest, budget: SearchBudget) -> tuple[Mask, Mask, FirstMisses]:
-        fitting, resolvable, misses = self._fleet._judge(request, budget)
         fitting_in_part, _, misses_in_part = self._part._judge(request, budget)
+        fitting, resolvable, misses = self._fleet._judge(request, budget)
         misses.replace(self._replaced, misses_in_part)
         return self._with_part(fitting, fitting_in_part), resolvable, misses
