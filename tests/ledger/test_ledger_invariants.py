@@ -15,8 +15,7 @@ Deliberate bugs that it caught, each alone:
   6. `_tick` drops an old assumed bind instead of verifying it: a bind whose answer was lost is allocated again.
   7. `_fleet_without` releases in the fleet instead of a part of it: a second filter call frees the reservation.
   8. `_confirm` keeps the nomination: the capacity of a pod that is already running stays reserved.
-  9. `ignored_by` without the pod's own reservation, or with nominations of its own priority: a look shows too little or
-     too much.
+  9. `ignored_by` without the pod's own reservation: a look shows too little.
 """
 
 import msgspec
