@@ -110,7 +110,7 @@ PLAIN = st.builds(lambda size, cards: wants(ask(size, cards=cards)), st.integers
     policy=st.sampled_from([*POLICIES, "tiling", "tiling"]),
     warm=st.booleans(),
 )
-@examples(150)
+@examples(100)
 def test_an_overlay_answers_as_a_fresh_fleet_without_the_holdings_and_changes_nothing(
     cluster: tuple[list[Node], list[Holding], list[Holding]],
     request: PodRequest,
